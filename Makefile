@@ -1,0 +1,30 @@
+# Everything runs inside .venv, which the first target to need it makes. PYTHON picks the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint bench clean
+
+demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
+	$(BIN)/python examples/labour.py --out demo
+
+test: .venv/ready  ## lint, types, import layers and the whole test suite
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+lint: .venv/ready
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/ready  ## print the measured tables; takes minutes
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache
