@@ -1,0 +1,217 @@
+"""QBVI: the paper's loop as init, ask and tell, put together from parts that go by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qbvi.arrays import Array, array_namespace, device
+from qbvi.estimators import Batch, ControlVariate, Estimator, LeaveOneOut, Residual, ScoreFunction
+from qbvi.families.base import Family
+from qbvi.naming import pick
+from qbvi.random import Antithetic, Draws, Independent, Sobol
+from qbvi.steps import BoundedRate, CholeskyLog, Exponential, Plain, Retraction, Step
+from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
+from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
+
+__all__ = ["QBVI", "Info", "State", "Values", "paper"]
+
+ESTIMATORS: dict[str, Estimator] = {
+    "score-function": ScoreFunction(),
+    "control-variate": ControlVariate(),
+    "control-variate-centred": ControlVariate(centred=True),
+    "leave-one-out": LeaveOneOut(),
+    "residual": Residual(),
+}
+DRAWS: dict[str, Draws] = {"independent": Independent(), "antithetic": Antithetic(), "sobol": Sobol()}
+STEPS: dict[str, Step] = {
+    "plain": Plain(),
+    "bounded-rate": BoundedRate(),
+    "exponential": Exponential(),
+    "retraction": Retraction(),
+    "cholesky-log": CholeskyLog(),
+}
+RULES: dict[str, Rule] = {
+    "patience": Patience(),
+    "parameter-change": ParameterChange(),
+    "max-iterations": MaxIterations(),
+}
+
+
+class Values(NamedTuple):
+    """What the black box and the model say of the draws of a step."""
+
+    f: Array  # (n,) log-likelihood, with the part of the log prior that eta does not carry
+    log_joint: Array  # (n,) log p(y, theta), Jacobian included
+
+
+class State(NamedTuple):
+    """What the next step needs."""
+
+    q: Array  # the present member of the family
+    t: Array  # () number of steps made
+    memory: Any  # carried by the estimator
+    carry: Any  # carried by the updates
+
+
+class Info(NamedTuple):
+    """What a person reads about a step; every field is an array of the backend."""
+
+    bound: Array  # () estimate of the lower bound at the q that was left
+    h: Array  # (n,) the residuals it is the mean of
+    grad_norm: Array  # () norm of the natural gradient, in natural coordinates
+    step: Array  # () norm of the change relative to the direction: the rate that was really applied
+    inside: Array  # () whether the update ended inside the domain
+    refused: Array  # () whether the step was refused because it was not finite
+
+
+@dataclass(frozen=True)
+class QBVI:
+    r"""Natural-gradient variational inference from function values, as a sentence of named parts.
+
+    One step (paper, Algorithm 1), for draws :math:`\theta_s \sim q_\lambda`:
+
+    .. math:: \lambda \leftarrow \lambda + \beta\, [\eta - \lambda + \hat E_q(\nabla_m \log q(\theta)\, \log p(y|\theta))]
+
+    Parameters
+    ----------
+    estimator
+        How the expectation is estimated: ``"score-function"``, ``"control-variate"`` (the paper's), ``"control-variate-centred"``,
+        ``"leave-one-out"``, ``"residual"``, or an object such as `qbvi.ControlVariate`.
+    draws
+        ``"independent"``, ``"antithetic"`` or ``"sobol"``.
+    n_samples
+        Draws per step, the paper's :math:`N_s`.
+    updates
+        What is done to the direction, in this order, before the rate: `qbvi.ClipByNorm`, `qbvi.Momentum`, `qbvi.SeparateRates`.
+    learning_rate
+        The rate :math:`\beta`: a number, a `qbvi.LearningRate` with decay, or None where ``updates`` hold one.
+    step
+        How positive definiteness is kept: ``"plain"``, ``"bounded-rate"``, ``"exponential"``, ``"retraction"``, ``"cholesky-log"``.
+    stop
+        Rules of which the first to speak ends the fit: `qbvi.Patience`, `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names.
+    window
+        Number of bounds averaged by the smoothed bound.
+    keep
+        Which iterate is returned: ``"best"`` smoothed bound, or the ``"last"``.
+    initial_sd
+        Standard deviation of the start, on the unconstrained scale; None for the prior's.
+    n_fresh
+        Fresh draws from the result, for its lower bound and k-hat.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> method = qbvi.QBVI(estimator="residual", step="retraction", n_samples=50)
+    >>> method.step
+    Retraction()
+    """
+
+    estimator: Estimator | str = "residual"
+    draws: Draws | str = "antithetic"
+    n_samples: int = 100
+    updates: Sequence[Update] = ()
+    learning_rate: float | LearningRate | None = 0.1
+    step: Step | str = "exponential"
+    stop: Sequence[Rule | str] = ("patience", "max-iterations")
+    window: int = 30
+    keep: str = "best"
+    initial_sd: float | None = None
+    n_fresh: int = 1000
+
+    def __post_init__(self) -> None:
+        rate = self.learning_rate
+        fields = {
+            "estimator": pick("estimator", self.estimator, ESTIMATORS),
+            "draws": pick("draws", self.draws, DRAWS),
+            "step": pick("step", self.step, STEPS),
+            "stop": tuple(pick("stop", rule, RULES) for rule in self.stop),
+            "updates": tuple(self.updates),
+            "learning_rate": LearningRate(rate) if isinstance(rate, int | float) else rate,
+            "keep": pick("keep", self.keep, {"best": "best", "last": "last"}),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        fields["draws"].check(self.n_samples)
+        if self.window < 1:
+            msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
+            raise ValueError(msg)
+
+    def init(self, family: Family, q: Array) -> State:
+        """State before the first step, from a starting member of the family."""
+        xp = array_namespace(q)
+        direction = xp.zeros_like(family.natural(q))
+        return State(q, xp.sum(xp.zeros_like(q)), self._estimator.init(family, q), self._chain.init(direction))
+
+    def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
+        """Draw the points at which the function is wanted: (n, d)."""
+        xp = array_namespace(state.q)
+        z = self._draws.normal(rng, self.n_samples, family.dim)
+        return family.transport(state.q, xp.asarray(z, dtype=state.q.dtype, device=device(state.q)))
+
+    def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
+        """Turn the function's values at the draws into the next state."""
+        xp = array_namespace(state.q)
+        h = family.residual(state.q, theta, values.log_joint)
+        known = eta - family.natural(state.q)
+        batch = Batch(theta, values.f, h, known, self._draws.group_size(self.n_samples))
+        direction, memory = self._estimator(family, state.q, batch, state.memory)
+        update, carry = self._chain(direction, state.carry, Where(family, state.q, state.t))
+        finite = xp.all(xp.isfinite(update))
+        safe = xp.where(finite, update, xp.zeros_like(update))
+        moved, inside = self._step(family, state.q, safe)
+        taken = finite & xp.all(xp.isfinite(moved)) & xp.all(family.sd(moved) > 0)
+        q = xp.where(taken, moved, state.q)
+        norm = xp.linalg.vector_norm(direction)
+        rate = xp.linalg.vector_norm(safe) / xp.where(norm > 0, norm, xp.ones_like(norm))
+        return State(q, state.t + 1, memory, carry), Info(xp.mean(h), h, norm, rate, inside, ~taken)
+
+    @property
+    def _estimator(self) -> Estimator:
+        return self.estimator  # type: ignore[return-value]
+
+    @property
+    def _draws(self) -> Draws:
+        return self.draws  # type: ignore[return-value]
+
+    @property
+    def _step(self) -> Step:
+        return self.step  # type: ignore[return-value]
+
+    @property
+    def _chain(self) -> Chain:
+        rate = () if self.learning_rate is None else (self.learning_rate,)
+        return Chain((*self.updates, *rate))  # type: ignore[arg-type]
+
+
+def paper(**changes: Any) -> QBVI:
+    """The paper's algorithm with its Table of hyper-parameters; ``changes`` replace single parts.
+
+    The prior of that table, N(0, 5), is an argument of `qbvi.fit`: ``prior=qbvi.Normal(0, 5**0.5, shape=d)``. The step is the
+    paper's bound on the rate, which is the plain update wherever that one is valid.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> qbvi.paper().n_samples
+    100
+    >>> qbvi.paper(estimator="control-variate-centred").estimator
+    ControlVariate(centred=True)
+    """
+    table: dict[str, Any] = {
+        "estimator": ControlVariate(),
+        "draws": Independent(),
+        "n_samples": 100,
+        "updates": (ClipByNorm(1000.0), Momentum(0.4)),
+        "learning_rate": LearningRate(0.1, decay_after=800),
+        "step": BoundedRate(),
+        "stop": (Patience(500), MaxIterations(1000)),
+        "window": 30,
+        "keep": "best",
+        "initial_sd": math.sqrt(0.1),
+    }
+    return QBVI(**(table | changes))

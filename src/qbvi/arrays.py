@@ -1,0 +1,89 @@
+"""What every array library shares: its namespace, symmetric packing, sums that do not overflow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+Array = Any
+
+__all__ = ["Array", "array_namespace", "device", "pack_symmetric", "to_numpy", "unpack_symmetric"]
+
+device = array_api_compat.device
+
+
+def array_namespace(*arrays: Array) -> Any:
+    """Return the functions of the array library that ``arrays`` come from.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> array_namespace(np.ones(2)).sum(np.ones(2))
+    np.float64(2.0)
+    """
+    return array_api_compat.array_namespace(*arrays)
+
+
+def to_numpy(array: Array) -> NDArray[np.float64]:
+    """Copy an array of any library to a float64 NumPy array on the host."""
+    if array_api_compat.is_torch_array(array):
+        array = array.detach().cpu()
+    elif array_api_compat.is_cupy_array(array):
+        array = array.get()
+    return np.array(array, dtype=np.float64)
+
+
+def pack_symmetric(matrix: Array) -> Array:
+    r"""Lay a symmetric matrix out as a vector with the same inner product: (..., d, d) -> (..., d (d + 1) / 2).
+
+    The diagonal comes first, then the entries below it times sqrt 2, so that
+    :math:`\langle A, B \rangle_F = \mathrm{pack}(A) \cdot \mathrm{pack}(B)`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> a = np.array([[1.0, 2.0], [2.0, 3.0]])
+    >>> bool(np.isclose(pack_symmetric(a) @ pack_symmetric(a), np.sum(a * a)))
+    True
+    """
+    xp = array_namespace(matrix)
+    d = matrix.shape[-1]
+    flat = xp.reshape(matrix, (*matrix.shape[:-2], d * d))
+    take = xp.asarray(_packed_positions(d), device=device(matrix))
+    return xp.take(flat, take, axis=-1) * xp.asarray(_packed_scales(d), dtype=matrix.dtype, device=device(matrix))
+
+
+def unpack_symmetric(packed: Array, d: int) -> Array:
+    """Undo `pack_symmetric`: (..., d (d + 1) / 2) -> (..., d, d).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> unpack_symmetric(pack_symmetric(np.array([[1.0, 2.0], [2.0, 3.0]])), 2)
+    array([[1., 2.],
+           [2., 3.]])
+    """
+    xp = array_namespace(packed)
+    scaled = packed / xp.asarray(_packed_scales(d), dtype=packed.dtype, device=device(packed))
+    take = xp.asarray(_unpacked_positions(d), device=device(packed))
+    return xp.reshape(xp.take(scaled, take, axis=-1), (*packed.shape[:-1], d, d))
+
+
+def _packed_positions(d: int) -> NDArray[np.int64]:
+    row, column = np.tril_indices(d, -1)
+    return np.concatenate([np.arange(d) * (d + 1), row * d + column])
+
+
+def _packed_scales(d: int) -> NDArray[np.float64]:
+    return np.concatenate([np.ones(d), np.full(d * (d - 1) // 2, np.sqrt(2.0))])
+
+
+def _unpacked_positions(d: int) -> NDArray[np.int64]:
+    position = np.zeros((d, d), dtype=np.int64)
+    position[np.arange(d), np.arange(d)] = np.arange(d)
+    row, column = np.tril_indices(d, -1)
+    position[row, column] = position[column, row] = d + np.arange(row.size)
+    return position.reshape(-1)

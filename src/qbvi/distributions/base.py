@@ -1,0 +1,271 @@
+"""What a prior is: a shape, a support, a log-density and, where it is proper, a sampler."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from operator import index
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from qbvi.arrays import Array, array_namespace, to_numpy
+from qbvi.supports import Elementwise, Shape, Support, like
+
+__all__ = [
+    "Distribution",
+    "Independent",
+    "Quadratic",
+    "Spec",
+    "as_shape",
+    "brief",
+    "broadcast_shape",
+    "check_positive",
+    "finite_numbers",
+]
+
+Spec = dict[str, Any]
+Quadratic = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+_START_DRAWS = 1000
+_START_LIMIT = 700.0  # the largest unconstrained number that every support maps without saturating
+
+
+class Distribution(ABC):
+    """A prior for one parameter of ``shape`` on ``support``.
+
+    A subclass sets ``shape`` and ``support`` and gives `log_prob`; one that can be sampled also gives `sample` and
+    says so in `can_sample`. Everything else follows, and is overridden only by a closed form.
+    """
+
+    shape: Shape
+    support: Support
+
+    @property
+    def dim(self) -> int:
+        """Number of unconstrained coordinates, k."""
+        return self.support.unconstrained_size(self.shape)
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether `sample` works: not for improper priors and bare log-densities."""
+        return False
+
+    @abstractmethod
+    def log_prob(self, x: Array) -> Array:
+        """Log-density on the constrained scale: ``(n, *shape)`` -> (n,)."""
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw ``n`` values on the constrained scale: ``(n, *shape)``."""
+        msg = f"{self!r} cannot be sampled: it is improper, or only its log-density is known"
+        raise ValueError(msg)
+
+    def log_prob_unconstrained(self, u: Array) -> Array:
+        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        x = self.support.constrain(u, self.shape)
+        return self.log_prob(x) + self.support.log_jacobian(u, self.shape)
+
+    def quadratic(self) -> Quadratic | None:
+        """Coefficients of a prior that is Gaussian in ``u``, else None.
+
+        Returns
+        -------
+        linear : ndarray (k,)
+        precision : ndarray (k,) if diagonal, else (k, k)
+            Such that ``log p(u) = linear . u - u' precision u / 2 + constant``.
+        """
+        return None
+
+    def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where to start on the unconstrained scale: location (k,) and scale (k,), always finite.
+
+        The median and the rescaled interquartile range of a thousand prior draws from a fixed seed, or zeros and ones
+        for a prior that cannot be sampled.
+        """
+        if not self.can_sample:
+            return np.zeros(self.dim), np.ones(self.dim)
+        u = self._draw(np.random.default_rng(0), _START_DRAWS)
+        return _location_and_scale(u)
+
+    def to_spec(self) -> Spec:
+        """Describe this prior by plain data; what only code can say is left as a marker.
+
+        Unless overridden the log-density is lost and shape and support are kept, which is what draws need.
+        """
+        return {
+            "kind": "LogPrior",
+            "shape": list(self.shape),
+            "support": self.support.to_spec(),
+            "user_defined": True,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Distribution]) -> Self:
+        """Undo `to_spec`; ``build`` turns the specification of a part into a distribution."""
+        return cls(**{name: value for name, value in spec.items() if name != "kind"})
+
+    def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw on the unconstrained scale: (n, k)."""
+        return to_numpy(self.support.unconstrain(self.sample(rng, n), self.shape))
+
+
+class Independent(Distribution):
+    """Independent scalars whose parameters broadcast to ``shape``.
+
+    Each density is written once, in the unconstrained coordinate and with its Jacobian, where it can neither overflow
+    nor lose digits at the boundary; the density on the constrained scale follows from it.
+
+    Parameters
+    ----------
+    support : Support
+        One that treats every entry on its own.
+    shape : int, tuple of int or None
+        None takes the broadcast shape of the parameters.
+    parameters : dict
+        The parameters by name, as the user gave them.
+    positive : tuple of str
+        Names of those that must be positive.
+    """
+
+    support: Elementwise
+
+    def __init__(
+        self,
+        support: Elementwise,
+        shape: int | Shape | None,
+        parameters: dict[str, ArrayLike],
+        positive: tuple[str, ...] = (),
+    ) -> None:
+        self._given = {name: finite_numbers(name, value) for name, value in parameters.items()}
+        for name in positive:
+            check_positive(name, self._given[name])
+        self.shape = broadcast_shape(shape, self._given)
+        self.support = support
+        vars(self).update(self._given)  # InverseGamma(3, 1).alpha reads as it was given
+        self._flat = {name: np.broadcast_to(value, self.shape).reshape(-1) for name, value in self._given.items()}
+
+    @property
+    def can_sample(self) -> bool:
+        """True: these are proper."""
+        return True
+
+    @abstractmethod
+    def _log_kernel(self, u: Array) -> Array:
+        """Log-density of each entry of ``u`` with its Jacobian, up to a constant: (n, k) -> (n, k)."""
+
+    @abstractmethod
+    def _log_constant(self) -> NDArray[np.float64]:
+        """The constant of each entry: (k,)."""
+
+    @cached_property
+    def _constant(self) -> float:
+        return float(np.sum(self._log_constant()))
+
+    @abstractmethod
+    def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw on the unconstrained scale: (n, k)."""
+
+    def log_prob_unconstrained(self, u: Array) -> Array:
+        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        return array_namespace(u).sum(self._log_kernel(u), axis=-1) + self._constant
+
+    def log_prob(self, x: Array) -> Array:
+        """Log-density on the constrained scale, minus infinity outside of the support: ``(n, *shape)`` -> (n,)."""
+        xp = array_namespace(x)
+        u = self.support.unconstrain(x, self.shape)
+        density = self.log_prob_unconstrained(u) - self.support.log_jacobian(u, self.shape)
+        flat = xp.reshape(x, (x.shape[0], self.dim))
+        low, high = (like(x, end) for end in self.support.bounds(self.shape))
+        outside = xp.any((flat < low) | (flat > high), axis=-1)
+        return xp.where(outside, xp.full_like(density, -math.inf), density)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw ``n`` values on the constrained scale: ``(n, *shape)``."""
+        return np.asarray(self.support.constrain(self._draw(rng, n), self.shape))
+
+    def to_spec(self) -> Spec:
+        """Describe this prior by plain data."""
+        numbers = {name: value.tolist() for name, value in self._given.items()}
+        return {"kind": type(self).__name__, **numbers, "shape": list(self.shape)}
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={brief(value)}" for name, value in self._given.items()]
+        if self.shape != np.broadcast_shapes(*(value.shape for value in self._given.values())):
+            parts.append(f"shape={self.shape}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def as_shape(shape: int | Shape) -> Shape:
+    """Read a shape as a user writes it, ``8`` or ``(2, 3)``, and refuse an empty one.
+
+    Examples
+    --------
+    >>> as_shape(8)
+    (8,)
+    """
+    try:
+        entries = tuple(map(index, shape)) if isinstance(shape, Iterable) else (index(shape),)
+    except TypeError:
+        entries = (0,)
+    if any(axis < 1 for axis in entries):
+        msg = (
+            f"`shape` must be a whole number or a tuple of them, each at least 1, got {shape!r}; a scalar has shape ()"
+        )
+        raise ValueError(msg)
+    return entries
+
+
+def finite_numbers(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    """Copy a parameter to a read-only float array, and refuse anything that is not finite numbers."""
+    try:
+        numbers = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        msg = f"`{name}` must be a number or an array of numbers, got {value!r}"
+        raise TypeError(msg) from None
+    if not np.all(np.isfinite(numbers)):
+        msg = f"`{name}` must be finite, got {brief(numbers)}"
+        raise ValueError(msg)
+    numbers.flags.writeable = False
+    return numbers
+
+
+def check_positive(name: str, value: NDArray[np.float64]) -> None:
+    """Refuse a parameter with any entry that is not positive."""
+    if not np.all(value > 0):
+        msg = f"`{name}` must be positive, got {float(np.min(value))}"
+        raise ValueError(msg)
+
+
+def broadcast_shape(shape: int | Shape | None, parameters: dict[str, NDArray[np.float64]]) -> Shape:
+    """Shape that the user asked for, or that the parameters have together; refuse parameters that do not fit it."""
+    shapes = {name: value.shape for name, value in parameters.items()}
+    try:
+        common = np.broadcast_shapes(*shapes.values())
+        target = as_shape(common if shape is None else shape)
+        fits = np.broadcast_shapes(common, target) == target
+    except ValueError as error:
+        if "`shape`" in str(error):
+            raise
+        fits, target = False, ()
+    if not fits:
+        listed = ", ".join(f"`{name}` {given}" for name, given in shapes.items())
+        rule = "to one shape" if shape is None else f"to `shape` {shape}"
+        msg = f"parameters must broadcast {rule}, got {listed}"
+        raise ValueError(msg)
+    return target
+
+
+def _location_and_scale(u: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Median and interquartile range over that of a standard normal; finite and positive whatever the draws."""
+    u = np.clip(np.nan_to_num(u, nan=0.0), -_START_LIMIT, _START_LIMIT)
+    lower, median, upper = np.quantile(u, [0.25, 0.5, 0.75], axis=0)
+    scale = (upper - lower) / 1.349
+    return median, np.where(scale > 0, scale, 1.0)
+
+
+def brief(value: NDArray[np.float64]) -> str:
+    """Print small arrays in full and large ones by their shape."""
+    return repr(value.tolist()) if value.size <= 6 else f"<array of shape {value.shape}>"

@@ -1,0 +1,311 @@
+"""Priors from SciPy: frozen distributions, the newer distribution objects, and anything with ``logpdf`` and ``rvs``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from qbvi.arrays import Array, to_numpy
+from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape
+from qbvi.distributions.multivariate import Dirichlet
+from qbvi.distributions.normal import MultivariateNormal, Normal
+from qbvi.distributions.univariate import (
+    Beta,
+    Exponential,
+    Gamma,
+    HalfCauchy,
+    HalfNormal,
+    InverseGamma,
+    LogNormal,
+    StudentT,
+    Uniform,
+)
+from qbvi.supports import Elementwise, Interval, Positive, Real, Shape, like
+
+__all__ = ["SciPyPrior", "as_distribution"]
+
+_FROZEN: Any = type(stats.norm())
+_FROZEN_NORMAL = type(stats.multivariate_normal())
+_FROZEN_DIRICHLET = type(stats.dirichlet([1.0, 1.0]))
+# Values of these fill no open set of R^k, so the real line cannot stand in for their support.
+_CURVED = ("wishart", "invwishart", "vonmises_fisher", "uniform_direction", "ortho_group", "unitary_group")
+
+
+class SciPyPrior(Distribution):
+    """A SciPy distribution as a prior.
+
+    Those that qbvi has itself (``norm``, ``gamma``, ``invgamma``, ``beta``, ``multivariate_normal`` ...) use its closed
+    forms. The support is what ``support()`` says; an object that has only ``logpdf`` and ``rvs`` is taken to live on
+    the real line.
+
+    Parameters
+    ----------
+    frozen : object
+        ``scipy.stats.norm(0, 2)``, ``scipy.stats.Normal(mu=0, sigma=2)``, ``scipy.stats.multivariate_t(...)``, or any
+        object with ``logpdf`` and ``rvs``. Parameters may be arrays.
+    shape : int or tuple of int, optional
+        Shape of the parameter; that of the distribution's own parameters unless given.
+
+    Examples
+    --------
+    >>> from scipy import stats
+    >>> prior = SciPyPrior(stats.weibull_min(1.5), shape=2)
+    >>> prior.support
+    Positive()
+    """
+
+    def __init__(self, frozen: Any, shape: int | Shape | None = None) -> None:
+        _refuse_unusable(frozen)
+        self.frozen = frozen
+        self._parts = _parts(frozen, None if shape is None else as_shape(shape))
+        self.shape, self.support = self._parts.shape, self._parts.support
+
+    @property
+    def can_sample(self) -> bool:
+        """True: SciPy's distributions are proper."""
+        return True
+
+    def log_prob(self, x: Array) -> Array:
+        """Log-density on the constrained scale: ``(n, *shape)`` -> (n,)."""
+        return self._parts.log_prob(x)
+
+    def log_prob_unconstrained(self, u: Array) -> Array:
+        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        return self._parts.log_prob_unconstrained(u)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw ``n`` values on the constrained scale: ``(n, *shape)``."""
+        return self._parts.sample(rng, n)
+
+    def quadratic(self) -> Quadratic | None:
+        """Of normal and log-normal distributions, else None."""
+        return self._parts.quadratic()
+
+    def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Location and scale on the unconstrained scale, each (k,)."""
+        return self._parts.initial()
+
+    def to_spec(self) -> Spec:
+        """Name and parameters of a distribution of ``scipy.stats``; of others what plain data can say."""
+        if not isinstance(self.frozen, _FROZEN) or not _is_scipys_own(self.frozen.dist):
+            return self._parts.to_spec()
+        parameters = {name: np.asarray(value).tolist() for name, value in _named_parameters(self.frozen).items()}
+        return {
+            "kind": "SciPyPrior",
+            "name": self.frozen.dist.name,
+            "parameters": parameters,
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Distribution]) -> Self:
+        """Undo `to_spec`, from the continuous distributions of ``scipy.stats`` and nothing else."""
+        distribution = getattr(stats, str(spec["name"]), None)
+        if not isinstance(distribution, stats.rv_continuous):
+            msg = f"`name` must be a continuous distribution of scipy.stats, got {spec['name']!r}"
+            raise TypeError(msg)
+        return cls(distribution(**spec["parameters"]), shape=tuple(spec["shape"]))
+
+    def __repr__(self) -> str:
+        if isinstance(self.frozen, _FROZEN):
+            parameters = ", ".join(f"{name}={value}" for name, value in _named_parameters(self.frozen).items())
+            return f"SciPyPrior({self.frozen.dist.name}({parameters}), shape={self.shape})"
+        return f"SciPyPrior({type(self.frozen).__name__}, shape={self.shape})"
+
+
+def as_distribution(prior: Any) -> Distribution:
+    """Read what a user writes for a prior: one of ours, or one of SciPy's.
+
+    Examples
+    --------
+    >>> from scipy import stats
+    >>> as_distribution(stats.norm(0, 2)).quadratic()
+    (array([0.]), array([0.25]))
+    """
+    if isinstance(prior, Distribution):
+        return prior
+    if isinstance(prior, type) and issubclass(prior, Distribution):
+        msg = f"`prior` must be a distribution with its parameters, got the class {prior.__name__}; write {prior.__name__}(...)"
+        raise TypeError(msg)
+    if hasattr(prior, "logpdf") or hasattr(prior, "logpmf"):
+        return SciPyPrior(prior)
+    if callable(prior):
+        msg = "`prior` is a function, of which the shape is unknown; write qbvi.LogPrior(f, shape=...)"
+        raise TypeError(msg)
+    msg = f"`prior` must be a distribution of qbvi or a frozen one of SciPy, got {prior!r}; for none write qbvi.Flat(shape=...)"
+    raise TypeError(msg)
+
+
+class _Univariate(Distribution):
+    """Independent scalars by SciPy's own functions, on the host."""
+
+    support: Elementwise
+
+    def __init__(self, frozen: Any, shape: Shape) -> None:
+        self.frozen, self.shape, self.support = frozen, shape, _support(*frozen.support())
+
+    @property
+    def can_sample(self) -> bool:
+        return True
+
+    def log_prob(self, x: Array) -> Array:
+        return like(x, self._log_prob(to_numpy(x)))
+
+    def log_prob_unconstrained(self, u: Array) -> Array:
+        x = to_numpy(self.support.constrain(u, self.shape))
+        # A saturated map gives the end itself, where a density may be infinite: step inside by one float.
+        low, high = (end.reshape(self.shape) for end in self.support.bounds(self.shape))
+        inside = np.clip(x, np.nextafter(low, np.inf), np.nextafter(high, -np.inf))
+        return like(u, self._log_prob(inside)) + self.support.log_jacobian(u, self.shape)
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        if isinstance(self.frozen, _FROZEN):
+            return np.asarray(self.frozen.rvs(size=(n, *self.shape), random_state=rng), dtype=np.float64)
+        lead = self.shape[: len(self.shape) - np.ndim(self.frozen.support()[0])]
+        return np.asarray(self.frozen.sample((n, *lead), rng=rng), dtype=np.float64)
+
+    def _log_prob(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(all="ignore"):
+            terms = np.asarray(self.frozen.logpdf(x), dtype=np.float64)
+        # Where SciPy's formula breaks down in a far tail the density is zero to every digit.
+        terms = np.where(np.isnan(terms) & ~np.isnan(x), -np.inf, terms)
+        return np.asarray(terms.reshape(len(x), -1).sum(axis=-1))
+
+
+class _Joint(Distribution):
+    """Anything with ``logpdf`` and ``rvs``, on the real line."""
+
+    def __init__(self, frozen: Any, shape: Shape | None) -> None:
+        draw = np.asarray(frozen.rvs(random_state=np.random.default_rng(0)), dtype=np.float64)
+        self.frozen, self.shape, self.support = frozen, as_shape(draw.shape), Real()
+        if shape not in (None, self.shape):
+            msg = f"`shape` must be {self.shape}, the shape of a draw of {type(frozen).__name__}, got {shape}"
+            raise ValueError(msg)
+
+    @property
+    def can_sample(self) -> bool:
+        return True
+
+    def log_prob(self, x: Array) -> Array:
+        points = to_numpy(x)
+        with np.errstate(all="ignore"):
+            return like(x, np.asarray([float(self.frozen.logpdf(point)) for point in points]))
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        draws = np.asarray(self.frozen.rvs(size=n, random_state=rng), dtype=np.float64)
+        return draws.reshape(n, *self.shape)
+
+
+def _parts(frozen: Any, shape: Shape | None) -> Distribution:
+    """What does the work: our closed form where there is one, SciPy's functions otherwise."""
+    if isinstance(frozen, _FROZEN_NORMAL):
+        return _of_shape(MultivariateNormal(frozen.mean, frozen.cov), shape)
+    if isinstance(frozen, _FROZEN_DIRICHLET):
+        return Dirichlet(frozen.alpha, shape)
+    if not hasattr(frozen, "support"):
+        return _Joint(frozen, shape)
+    full = _univariate_shape(frozen, shape)
+    closed = _closed_form(frozen, full)
+    return _Univariate(frozen, full) if closed is None else closed
+
+
+def _closed_form(frozen: Any, shape: Shape) -> Distribution | None:
+    if type(frozen) is getattr(stats, "Normal", None) or type(frozen).__name__ == "StandardNormal":
+        return Normal(frozen.mean(), frozen.standard_deviation(), shape)
+    if not isinstance(frozen, _FROZEN) or not _is_scipys_own(frozen.dist):
+        return None
+    parameters = _named_parameters(frozen)
+    loc, scale = (np.asarray(parameters.pop(name), dtype=np.float64) for name in ("loc", "scale"))
+    unshifted = bool(np.all(loc == 0))
+    build = _CLOSED.get(frozen.dist.name) or (_CLOSED_UNSHIFTED.get(frozen.dist.name) if unshifted else None)
+    if build is None or (frozen.dist.name == "beta" and not np.all(scale == 1)):
+        return None
+    return build(shape, loc, scale, *parameters.values())
+
+
+_Build = Callable[..., Distribution]
+_CLOSED: dict[str, _Build] = {
+    "norm": lambda shape, loc, scale: Normal(loc, scale, shape),
+    "t": lambda shape, loc, scale, df: StudentT(df, loc, scale, shape),
+    "uniform": lambda shape, loc, scale: Uniform(loc, loc + scale, shape),
+}
+_CLOSED_UNSHIFTED: dict[str, _Build] = {
+    "lognorm": lambda shape, loc, scale, s: LogNormal(np.log(scale), s, shape),
+    "gamma": lambda shape, loc, scale, a: Gamma(a, 1 / scale, shape),
+    "invgamma": lambda shape, loc, scale, a: InverseGamma(a, scale, shape),
+    "expon": lambda shape, loc, scale: Exponential(1 / scale, shape),
+    "halfnorm": lambda shape, loc, scale: HalfNormal(scale, shape),
+    "halfcauchy": lambda shape, loc, scale: HalfCauchy(scale, shape),
+    "beta": lambda shape, loc, scale, a, b: Beta(a, b, shape),
+}
+
+
+def _refuse_unusable(frozen: Any) -> None:
+    name = type(frozen).__name__
+    discrete = any(parent.__name__ == "DiscreteDistribution" for parent in type(frozen).__mro__)
+    if discrete or not hasattr(frozen, "logpdf"):
+        msg = f"`prior` must be a continuous distribution with a `logpdf`, got {name}; qbvi has no discrete parameters"
+        raise TypeError(msg)
+    if callable(frozen):
+        msg = f"`prior` must be frozen, got {name} without its parameters; write for example scipy.stats.norm(0, 1)"
+        raise TypeError(msg)
+    if not (hasattr(frozen, "rvs") or hasattr(frozen, "sample")):
+        msg = f"`prior` must have `rvs` beside `logpdf`, got {name}; write qbvi.LogPrior(frozen.logpdf, shape=...)"
+        raise TypeError(msg)
+    if name.removesuffix("_frozen") in _CURVED:
+        msg = (
+            f"`prior` of type {name} has values on a curved set; write qbvi.LogPrior(..., support=qbvi.Bijection(...))"
+        )
+        raise TypeError(msg)
+
+
+def _named_parameters(frozen: Any) -> dict[str, Any]:
+    """Shape parameters, ``loc`` and ``scale`` of a frozen distribution by name, defaults included."""
+    own = frozen.dist.shapes.split(", ") if frozen.dist.shapes else []
+    given = dict(zip([*own, "loc", "scale"], frozen.args, strict=False)) | frozen.kwds
+    return {name: given.get(name, float(name == "scale")) for name in (*own, "loc", "scale")}
+
+
+def _is_scipys_own(distribution: Any) -> bool:
+    return type(getattr(stats, distribution.name or "", None)) is type(distribution)
+
+
+def _univariate_shape(frozen: Any, shape: Shape | None) -> Shape:
+    own = np.broadcast_shapes(*(np.shape(value) for value in _scale_free(frozen)))
+    if shape is None:
+        return as_shape(own)
+    if (
+        len(own) > len(shape)
+        or np.broadcast_shapes(own, shape[len(shape) - len(own) :]) != shape[len(shape) - len(own) :]
+    ):
+        msg = f"`shape` must be one that the distribution's parameters, of shape {own}, broadcast to, got {shape}"
+        raise ValueError(msg)
+    return shape
+
+
+def _scale_free(frozen: Any) -> tuple[Any, ...]:
+    return tuple(_named_parameters(frozen).values()) if isinstance(frozen, _FROZEN) else frozen.support()
+
+
+def _of_shape(prior: Distribution, shape: Shape | None) -> Distribution:
+    if shape not in (None, prior.shape):
+        msg = f"`shape` must be {prior.shape}, that of the distribution, got {shape}"
+        raise ValueError(msg)
+    return prior
+
+
+def _support(low: Any, high: Any) -> Elementwise:
+    low, high = np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64)
+    if np.any(np.isnan(low) | np.isnan(high)):
+        msg = "`prior` has parameters outside of their domain: SciPy gives it no support"
+        raise ValueError(msg)
+    if np.all(low == -math.inf) and np.all(high == math.inf):
+        return Real()
+    if np.all(low == 0) and np.all(high == math.inf):
+        return Positive()
+    return Interval(low, high)

@@ -1,0 +1,48 @@
+"""What an estimator of the natural gradient receives and returns."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from qbvi.arrays import Array, array_namespace
+from qbvi.families.base import Family
+
+__all__ = ["Batch", "Estimator", "leave_group_out"]
+
+
+class Batch(NamedTuple):
+    """The draws of one step and what the black box said of them."""
+
+    theta: Array  # (n, d) draws from q
+    f: Array  # (n,) log-likelihood, with the part of the log prior that `known` does not carry
+    h: Array  # (n,) residual log p(y, theta) - log q(theta)
+    known: Array  # (k,) eta - lam: the part of the natural gradient that needs no draws
+    group_size: int  # how many draws depend on each other, see `qbvi.random.Draws`
+
+
+class Estimator(Protocol):
+    r"""Anything that estimates :math:`\eta - \lambda + E_q[\nabla_m \log q(\theta)\, f(\theta)]` from a batch."""
+
+    def init(self, family: Family, q: Array) -> Any:
+        """Return the memory before the first batch."""
+        ...
+
+    def __call__(self, family: Family, q: Array, batch: Batch, memory: Any) -> tuple[Array, Any]:
+        """Return the direction (k,) and the memory for the next batch."""
+        ...
+
+
+def leave_group_out(values: Array, group_size: int) -> Array:
+    """For each draw, the mean over all draws that are independent of it: (n,) -> (n,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> leave_group_out(np.array([1.0, 2.0, 3.0]), 1)
+    array([2.5, 2. , 1.5])
+    """
+    xp = array_namespace(values)
+    n = values.shape[0]
+    groups = xp.reshape(values, (group_size, n // group_size))
+    others = (xp.sum(values) - xp.sum(groups, axis=0)) / (n - group_size)
+    return xp.reshape(xp.broadcast_to(others[None, :], groups.shape), (n,))

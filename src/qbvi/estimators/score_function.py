@@ -1,0 +1,36 @@
+"""The naive estimator: the score times the log-likelihood."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qbvi.arrays import Array, array_namespace
+from qbvi.estimators.base import Batch
+from qbvi.families.base import Family
+
+__all__ = ["ScoreFunction"]
+
+
+@dataclass(frozen=True)
+class ScoreFunction:
+    r"""Plain Monte Carlo (paper, Algorithm 1, line 6).
+
+    .. math:: \hat g = \eta - \lambda + \frac1n \sum_s \nabla_m \log q(\theta_s)\, f_s
+
+    Unbiased, and noisy in proportion to the size of ``f`` itself: kept as the reference the others are compared with.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> qbvi.QBVI(estimator="score-function").estimator
+    ScoreFunction()
+    """
+
+    def init(self, family: Family, q: Array) -> tuple[()]:
+        """Nothing to remember."""
+        return ()
+
+    def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
+        """Average."""
+        xp = array_namespace(q)
+        return batch.known + xp.mean(family.score(q, batch.theta) * batch.f[:, None], axis=0), memory

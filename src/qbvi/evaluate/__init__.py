@@ -1,0 +1,7 @@
+"""Draws in, values out: the only place where the user's function is called."""
+
+from qbvi.evaluate.batches import Batches
+from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
+from qbvi.evaluate.failures import Failure
+
+__all__ = ["Batches", "BlackBox", "EvaluationError", "Evaluations", "Failure"]

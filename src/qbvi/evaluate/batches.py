@@ -1,0 +1,86 @@
+"""Mini-batches: rows of the user's data, drawn without replacement, and the factor that makes up for the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Batches"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    r"""The data handed to the log-likelihood, whole or in mini-batches (paper, "Mini-batches").
+
+    .. math:: \log p(y | \theta) \approx \frac{N}{M} \sum_{i \in \text{batch}} \log p(y_i | \theta)
+
+    Parameters
+    ----------
+    data
+        An array, a pandas object, or a tuple, list or dict of them, all with the same number N of rows.
+    batch_size
+        Rows M of a batch; None for all rows at once.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> batches = Batches((np.arange(6.0), np.ones((6, 2))), batch_size=3)
+    >>> (x, y), scale = batches.draw(np.random.default_rng(1))
+    >>> x.shape, y.shape, scale
+    ((3,), (3, 2), 2.0)
+    """
+
+    data: Any
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        rows = {len(part) for part in _parts(self.data)}
+        if len(rows) != 1:
+            msg = f"`data` must hold arrays with one common number of rows, got {sorted(rows)}"
+            raise ValueError(msg)
+        if self.batch_size is not None and not 1 <= self.batch_size <= self.n_rows:
+            msg = (
+                f"`batch_size` must lie between 1 and the {self.n_rows} rows of `data`, got {self.batch_size}; "
+                "leave it out to use all rows in every step"
+            )
+            raise ValueError(msg)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows N."""
+        return len(_parts(self.data)[0])
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a batch is less than all of the data."""
+        return self.batch_size is not None and self.batch_size < self.n_rows
+
+    def draw(self, rng: np.random.Generator) -> tuple[Any, float]:
+        """Return the rows for one step, and the factor N / M."""
+        if self.batch_size is None or not self.is_partial:
+            return self.data, 1.0
+        rows = rng.choice(self.n_rows, self.batch_size, replace=False)
+        return _take(self.data, rows), self.n_rows / self.batch_size
+
+
+def _parts(data: Any) -> list[Any]:
+    if isinstance(data, dict):
+        return list(data.values())
+    if isinstance(data, tuple | list) and data and hasattr(data[0], "__len__"):
+        return list(data)
+    return [data]
+
+
+def _take(data: Any, rows: NDArray[np.int64]) -> Any:
+    if isinstance(data, dict):
+        return {name: _take_part(part, rows) for name, part in data.items()}
+    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
+        return type(data)(_take_part(part, rows) for part in data)
+    return _take_part(data, rows)
+
+
+def _take_part(part: Any, rows: NDArray[np.int64]) -> Any:
+    return part.iloc[rows] if hasattr(part, "iloc") else np.asarray(part)[rows]

@@ -1,0 +1,113 @@
+"""A fit for ArviZ, of either generation: InferenceData (0.x) and xarray.DataTree (arviz-base, ArviZ 1 and later)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.naming import pick
+from qbvi.results import Fit
+
+__all__ = ["to_arviz"]
+
+Groups = dict[str, dict[str, NDArray[np.float64]]]
+
+
+def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
+    """Hand draws, log densities and diagnostics to ArviZ.
+
+    Parameters
+    ----------
+    fit : Fit
+        The posterior.
+    kind : {"auto", "inferencedata", "datatree"}
+        ``"auto"`` gives InferenceData where ArviZ before 1.0 is installed, a DataTree otherwise.
+    draws : int
+        Number of draws; they are independent and form one chain.
+    seed : int, numpy.random.Generator or None
+        Where the draws come from.
+
+    Returns
+    -------
+    arviz.InferenceData or xarray.DataTree
+        Groups ``posterior``, ``sample_stats`` with ``lp``, the log density of the approximation at each draw, and
+        ``prior`` where the prior can be sampled. A parameter without a name is called ``theta``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qbvi.results import example_fit
+    >>> to_arviz(example_fit(), draws=100, seed=1).posterior["beta"].shape
+    (1, 100, 2)
+    """
+    build = pick("kind", kind, {"auto": _automatic, "inferencedata": _inference_data, "datatree": _data_tree})
+    return build(_groups(fit, draws, np.random.default_rng(seed)), _attributes(fit))
+
+
+def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:
+    posterior = fit.sample(draws, seed=rng)
+    groups = {
+        "posterior": _one_chain(posterior),
+        "sample_stats": {"lp": fit.log_prob(posterior, batched=True)[None]},
+    }
+    prior = fit.model.sample_prior(rng, draws)
+    return groups if prior is None else {**groups, "prior": _one_chain(prior)}
+
+
+def _one_chain(values: Any) -> dict[str, NDArray[np.float64]]:
+    named = values if isinstance(values, dict) else {"theta": values}
+    return {name: np.asarray(array)[None] for name, array in named.items()}
+
+
+def _attributes(fit: Fit) -> dict[str, Any]:
+    from qbvi import __version__
+
+    return {
+        "inference_library": "qbvi",
+        "inference_library_version": __version__,
+        "elbo": fit.elbo,
+        "elbo_se": fit.elbo_se,
+        "khat": fit.khat,
+        "n_evals": fit.n_evals,
+        "converged": int(fit.converged),  # netCDF has no booleans
+        "stop_reason": fit.stop_reason,
+        "sampling_time": fit.seconds,
+    }
+
+
+def _automatic(groups: Groups, attributes: dict[str, Any]) -> Any:
+    return (_inference_data if _has_old_arviz() else _data_tree)(groups, attributes)
+
+
+def _inference_data(groups: Groups, attributes: dict[str, Any]) -> Any:
+    if not _has_old_arviz():
+        msg = (
+            'kind="inferencedata" needs ArviZ before 1.0: pip install "qbvi[arviz]" "arviz<1", or take kind="datatree"'
+        )
+        raise ImportError(msg)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next generation at every import
+        arviz = importlib.import_module("arviz")
+    return arviz.from_dict(**groups, posterior_attrs=attributes, attrs=attributes)
+
+
+def _data_tree(groups: Groups, attributes: dict[str, Any]) -> Any:
+    try:
+        arviz_base = importlib.import_module("arviz_base")
+    except ImportError as error:
+        msg = 'export to ArviZ needs a package that is not installed: pip install "qbvi[arviz]" (or arviz-base alone)'
+        raise ImportError(msg) from error
+    return arviz_base.from_dict(groups, attrs={"/": attributes, "posterior": attributes})
+
+
+def _has_old_arviz() -> bool:
+    try:
+        return importlib.util.find_spec("arviz") is not None and int(version("arviz").split(".")[0]) < 1
+    except PackageNotFoundError:
+        return False

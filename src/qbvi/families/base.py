@@ -1,0 +1,134 @@
+"""What an approximating family gives, and the laws it receives."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from qbvi.arrays import Array, array_namespace
+
+__all__ = ["Curve", "Family"]
+
+Curve = Callable[[Array], tuple[Array, Array]]
+r"""How far a step goes along each whitened direction of curvature: eigenvalues ``c`` of the change to ``(rho, t)``.
+
+``rho(c)`` replaces ``1 - c`` as the factor of the precision, ``t`` scales the move of the mean; see `qbvi.steps`.
+"""
+
+
+class Family(ABC):
+    r"""An exponential family over flat vectors ``theta`` of length `dim`, with `size` natural parameters.
+
+    .. math:: q(\theta) = h(\theta) \exp(\phi(\theta) \cdot \lambda - A(\lambda))
+
+    A member is a flat array ``q`` that only its family can open. Directions are flat arrays of length `size` in natural
+    coordinates.
+    """
+
+    dim: int
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number of natural parameters."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """How many numbers describe a member: the length of ``q``."""
+
+    @abstractmethod
+    def start(self, loc: Array, scale: Array) -> Array:
+        """Return the member with mean ``loc (d,)`` and independent coordinates of standard deviation ``scale (d,)``."""
+
+    @abstractmethod
+    def from_moments(self, mean: Array, cov: Array) -> Array:
+        """Return the member nearest to the given mean (d,) and covariance (d, d); `cov` must be positive definite."""
+
+    @abstractmethod
+    def transport(self, q: Array, z: Array) -> Array:
+        """Turn standard normal draws ``z (n, d)`` into draws from ``q``."""
+
+    @abstractmethod
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """Undo `transport`: draws ``theta (n, d)`` as standard normals."""
+
+    @abstractmethod
+    def log_prob(self, q: Array, theta: Array) -> Array:
+        """Log density at each draw: (n, d) -> (n,)."""
+
+    @abstractmethod
+    def entropy(self, q: Array) -> Array:
+        """Entropy in nats."""
+
+    @abstractmethod
+    def mean(self, q: Array) -> Array:
+        """Mean (d,)."""
+
+    @abstractmethod
+    def cov(self, q: Array) -> Array:
+        """Covariance (d, d)."""
+
+    @abstractmethod
+    def sd(self, q: Array) -> Array:
+        """Standard deviations (d,)."""
+
+    @abstractmethod
+    def natural(self, q: Array) -> Array:
+        """Natural parameter lam (k,)."""
+
+    @abstractmethod
+    def mean_parameter(self, q: Array) -> Array:
+        """Mean parameter m = grad A(lam) = E phi (k,)."""
+
+    @abstractmethod
+    def log_normaliser(self, lam: Array) -> Array:
+        """A(lam)."""
+
+    @abstractmethod
+    def statistics(self, theta: Array) -> Array:
+        """Sufficient statistics phi at each draw: (n, d) -> (n, k)."""
+
+    @abstractmethod
+    def score(self, q: Array, theta: Array) -> Array:
+        r"""Natural gradient of ``log q`` at each draw: (n, d) -> (n, k).
+
+        .. math:: \nabla_m \log q(\theta) = I(\lambda)^{-1} (\phi(\theta) - m)
+        """
+
+    @abstractmethod
+    def score_variance(self, q: Array) -> Array:
+        """Variance under q of each entry of `score` (k,): the diagonal of I(lam)^-1."""
+
+    @abstractmethod
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """Natural coordinates of ``linear . u - u' precision u / 2``, or None where the family cannot carry it."""
+
+    @abstractmethod
+    def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
+        """Scale separately the parts of a direction that move the mean and the precision."""
+
+    @abstractmethod
+    def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
+        """Move by ``update`` (k,) along ``curve``; also say whether the plain update ends inside the domain."""
+
+    @abstractmethod
+    def move_factor(self, q: Array, update: Array, limit: float) -> Array:
+        """Move the Cholesky factor instead, its diagonal on the log scale (paper, Appendix D).
+
+        An update whose whitened entries exceed ``limit`` is shortened to it.
+        """
+
+    def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
+        """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
+        return log_joint - self.log_prob(q, theta)
+
+    def kl(self, q: Array, other: Array) -> Array:
+        r"""KL(q || other).
+
+        .. math:: \mathrm{KL} = (\lambda - \lambda') \cdot m - A(\lambda) + A(\lambda')
+        """
+        xp = array_namespace(q, other)
+        lam, lam_other = self.natural(q), self.natural(other)
+        gap = xp.sum((lam - lam_other) * self.mean_parameter(q))
+        return gap - self.log_normaliser(lam) + self.log_normaliser(lam_other)

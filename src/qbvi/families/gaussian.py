@@ -1,0 +1,383 @@
+r"""Gaussian posteriors: full covariance and diagonal.
+
+Natural coordinates are :math:`\lambda = (S^{-1}\mu, -\tfrac12 S^{-1})`, statistics :math:`\phi = (\theta, \theta\theta')`,
+mean parameters :math:`m = (\mu, S + \mu\mu')`; matrices are packed by `qbvi.arrays.pack_symmetric`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qbvi.arrays import Array, array_namespace, device, pack_symmetric, unpack_symmetric
+from qbvi.families.base import Curve, Family
+
+__all__ = ["DiagonalGaussian", "Gaussian"]
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class _Opened(NamedTuple):
+    mu: Array  # (d,)
+    L: Array  # (d, d) any factor of S = L L'
+    K: Array  # (d, d) its inverse, carried along so that nothing is ever solved
+
+
+@dataclass(frozen=True)
+class Gaussian(Family):
+    """N(mu, S) with full covariance, kept as mu, a factor L of S = L L' and K = L^-1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> family = Gaussian(2)
+    >>> q = family.start(np.zeros(2), np.ones(2))
+    >>> family.log_prob(q, np.zeros((1, 2)))
+    array([-1.83787707])
+    """
+
+    dim: int
+
+    @property
+    def size(self) -> int:
+        """d (d + 3) / 2."""
+        return self.dim * (self.dim + 3) // 2
+
+    @property
+    def length(self) -> int:
+        """Mean, factor and inverse factor: d + 2 d^2."""
+        return self.dim + 2 * self.dim**2
+
+    def start(self, loc: Array, scale: Array) -> Array:
+        """Return N(loc, diag(scale^2))."""
+        xp = array_namespace(loc, scale)
+        eye = xp.eye(self.dim, dtype=loc.dtype, device=device(loc))
+        return _close(_Opened(loc, eye * scale, eye / scale))
+
+    def from_moments(self, mean: Array, cov: Array) -> Array:
+        """Return N(mean, cov)."""
+        xp = array_namespace(mean, cov)
+        # Equilibrating first keeps the factor accurate when the coordinates' scales differ by orders of magnitude.
+        sd = xp.sqrt(xp.linalg.diagonal(cov))
+        factor = xp.linalg.cholesky(cov / (sd[:, None] * sd[None, :]))
+        return _close(_Opened(mean, sd[:, None] * factor, xp.linalg.inv(factor) / sd[None, :]))
+
+    def transport(self, q: Array, z: Array) -> Array:
+        """theta = mu + L z."""
+        mu, L, _ = self._open(q)
+        return mu + z @ L.T
+
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """z = L^-1 (theta - mu)."""
+        mu, _, K = self._open(q)
+        return (theta - mu) @ K.T
+
+    def log_prob(self, q: Array, theta: Array) -> Array:
+        """-1/2 |z|^2 - log|L| - d/2 log 2 pi."""
+        xp = array_namespace(q, theta)
+        z = self.whiten(q, theta)
+        return -0.5 * xp.sum(z**2, axis=-1) - self._log_det(q) - 0.5 * self.dim * _LOG_2PI
+
+    def entropy(self, q: Array) -> Array:
+        """log|L| + d/2 (1 + log 2 pi)."""
+        return self._log_det(q) + 0.5 * self.dim * (1 + _LOG_2PI)
+
+    def mean(self, q: Array) -> Array:
+        """Mean mu (d,)."""
+        return self._open(q).mu
+
+    def cov(self, q: Array) -> Array:
+        """Covariance S = L L' (d, d)."""
+        L = self._open(q).L
+        return L @ L.T
+
+    def sd(self, q: Array) -> Array:
+        """Square roots of the diagonal of S (d,)."""
+        L = self._open(q).L
+        return array_namespace(q).linalg.vector_norm(L, axis=1)
+
+    def natural(self, q: Array) -> Array:
+        """(S^-1 mu, -S^-1 / 2)."""
+        mu, _, K = self._open(q)
+        return array_namespace(q).concat([K.T @ (K @ mu), pack_symmetric(-0.5 * (K.T @ K))])
+
+    def mean_parameter(self, q: Array) -> Array:
+        """(mu, S + mu mu')."""
+        mu, L, _ = self._open(q)
+        return array_namespace(q).concat([mu, pack_symmetric(L @ L.T + mu[:, None] * mu[None, :])])
+
+    def log_normaliser(self, lam: Array) -> Array:
+        r"""A(lam), less the constant d/2 log 2 pi that q carries outside.
+
+        .. math:: A(\lambda) = -\tfrac14 \lambda_1' \lambda_2^{-1} \lambda_1 - \tfrac12 \log|-2 \lambda_2|
+        """
+        xp = array_namespace(lam)
+        precision = -2 * unpack_symmetric(lam[self.dim :], self.dim)
+        linear = lam[: self.dim]
+        return 0.5 * xp.sum(linear * xp.linalg.solve(precision, linear)) - 0.5 * xp.linalg.slogdet(precision)[1]
+
+    def statistics(self, theta: Array) -> Array:
+        """(theta, theta theta'), packed: (n, d) -> (n, k)."""
+        return array_namespace(theta).concat([theta, pack_symmetric(theta[:, :, None] * theta[:, None, :])], axis=-1)
+
+    def score(self, q: Array, theta: Array) -> Array:
+        r"""Natural gradient of ``log q`` (paper, Proposition 2): (n, d) -> (n, k).
+
+        .. math:: \nabla_{m_1} = S^{-1}\theta - v v'\mu, \quad \nabla_{m_2} = -\tfrac12 (S^{-1} - v v'),
+                  \quad v = S^{-1}(\theta - \mu)
+        """
+        xp = array_namespace(q, theta)
+        mu, _, K = self._open(q)
+        v = self.whiten(q, theta) @ K
+        first = v + K.T @ (K @ mu) - v * (v @ mu)[:, None]
+        second = 0.5 * (v[:, :, None] * v[:, None, :] - K.T @ K)
+        return xp.concat([first, pack_symmetric(second)], axis=-1)
+
+    def score_variance(self, q: Array) -> Array:
+        r"""Closed-form variances of the score (paper, Appendix "Variance of the gradients") in O(d^2).
+
+        .. math:: \mathrm{Var}\,\nabla_{m_1} = \mathrm{diag}\left((1 + \mu'S^{-1}\mu) S^{-1} + S^{-1}\mu\mu'S^{-1}\right)
+                  \\ \mathrm{Var}\,\nabla_{m_2} = \tfrac14 (S^{-1} \circ S^{-1} + s s'), \quad s = \mathrm{diag}(S^{-1})
+        """
+        xp = array_namespace(q)
+        mu, _, K = self._open(q)
+        precision = K.T @ K
+        s = xp.linalg.diagonal(precision)
+        first = (1 + xp.sum((K @ mu) ** 2)) * s + (precision @ mu) ** 2
+        second = 0.25 * (precision**2 + s[:, None] * s[None, :])
+        # Packing scales the off-diagonal entries by sqrt 2, hence their variances by 2: pack twice.
+        scales = pack_symmetric(xp.ones_like(precision))
+        return xp.concat([first, pack_symmetric(second) * scales])
+
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """(linear, -precision / 2); a diagonal precision may come as a vector."""
+        xp = array_namespace(linear, precision)
+        full = (
+            xp.eye(self.dim, dtype=linear.dtype, device=device(linear)) * precision
+            if precision.ndim == 1
+            else precision
+        )
+        return xp.concat([linear, pack_symmetric(-0.5 * full)])
+
+    def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
+        """Scale the two parts of a direction about the present mean, so that the origin plays no part."""
+        mu = self._open(q).mu
+        force, change = self._split(q, direction)
+        scaled = precision_rate * change
+        return array_namespace(q).concat([mean_rate * force - 2 * scaled @ mu, pack_symmetric(scaled)])
+
+    def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
+        r"""Move by a change of the natural parameter, seen in whitened coordinates.
+
+        .. math:: P = U \rho(c) U', \quad \mu \leftarrow \mu + t L P^{-1} b, \quad S^{-1} \leftarrow L^{-T} P L^{-1}
+
+        where :math:`b = L'(\Delta_1 + 2 \Delta_2 \mu)` and :math:`C = 2 L' \Delta_2 L = U c U'`.
+        """
+        xp = array_namespace(q, update)
+        mu, L, K = self._open(q)
+        b, C = self._whitened(q, update)
+        c, U = xp.linalg.eigh(C)
+        rho, t = curve(c)
+        root = xp.sqrt(rho)
+        shift = t * (L @ (U @ ((U.T @ b) / rho)))
+        factor, inverse = (L @ U / root) @ U.T, U @ (root[:, None] * (U.T @ K))
+        return _close(_Opened(mu + shift, factor, _refined(inverse, factor))), xp.max(c) < 1
+
+    def move_factor(self, q: Array, update: Array, limit: float) -> Array:
+        r"""Natural gradient in the coordinates (mu, L), the diagonal of L on the log scale.
+
+        With :math:`\Delta + \Delta' = C`, :math:`\Delta` lower triangular: :math:`L_{ij} \mathrel{+}= (L\Delta)_{ij}` below
+        the diagonal, :math:`\log L_{ii} \mathrel{+}= \Delta_{ii}`, :math:`\mu \mathrel{+}= L b`.
+        """
+        xp = array_namespace(q, update)
+        mu, L, _ = self._open(q)
+        b, C = self._whitened(q, update)
+        t = limit / xp.maximum(xp.max(xp.abs(C)), limit * xp.ones_like(C[0, 0]))
+        eye = xp.eye(self.dim, dtype=q.dtype, device=device(q))
+        delta = t * xp.tril(C) * (1 - 0.5 * eye)
+        diagonal = xp.linalg.diagonal(L) * xp.exp(xp.linalg.diagonal(delta))
+        factor = xp.tril(L + L @ delta, k=-1) + eye * diagonal
+        # Scaling the rows first makes the inverse of a triangular matrix insensitive to the parameters' units.
+        inverse = xp.linalg.inv(factor / diagonal[:, None]) / diagonal[None, :]
+        return _close(_Opened(mu + t * (L @ b), factor, _refined(inverse, factor)))
+
+    def _open(self, q: Array) -> _Opened:
+        xp = array_namespace(q)
+        d = self.dim
+        matrices = xp.reshape(q[d:], (2, d, d))
+        return _Opened(q[:d], matrices[0, :, :], matrices[1, :, :])
+
+    def _log_det(self, q: Array) -> Array:
+        xp = array_namespace(q)
+        L = self._open(q).L
+        rows = xp.linalg.vector_norm(L, axis=1)
+        return xp.linalg.slogdet(L / rows[:, None])[1] + xp.sum(xp.log(rows))
+
+    def _split(self, q: Array, direction: Array) -> tuple[Array, Array]:
+        """The force on the mean, and the matrix by which -S^-1 / 2 changes."""
+        change = unpack_symmetric(direction[self.dim :], self.dim)
+        return direction[: self.dim] + 2 * change @ self._open(q).mu, change
+
+    def _whitened(self, q: Array, update: Array) -> tuple[Array, Array]:
+        L = self._open(q).L
+        force, change = self._split(q, update)
+        C = 2 * (L.T @ change @ L)
+        return L.T @ force, 0.5 * (C + C.T)
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian(Family):
+    """N(mu, diag(s^2)), kept as mu and s.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> family = DiagonalGaussian(2)
+    >>> q = family.start(np.zeros(2), np.array([1.0, 2.0]))
+    >>> family.cov(q)
+    array([[1., 0.],
+           [0., 4.]])
+    """
+
+    dim: int
+
+    @property
+    def size(self) -> int:
+        """2 d."""
+        return 2 * self.dim
+
+    @property
+    def length(self) -> int:
+        """Mean and standard deviations: 2 d."""
+        return 2 * self.dim
+
+    def start(self, loc: Array, scale: Array) -> Array:
+        """Return N(loc, diag(scale^2))."""
+        return array_namespace(loc, scale).concat([loc, scale])
+
+    def from_moments(self, mean: Array, cov: Array) -> Array:
+        """Return N(mean, diag(cov)): the marginals of N(mean, cov)."""
+        xp = array_namespace(mean, cov)
+        return self.start(mean, xp.sqrt(xp.linalg.diagonal(cov)))
+
+    def transport(self, q: Array, z: Array) -> Array:
+        """theta = mu + s z."""
+        mu, s = self._open(q)
+        return mu + s * z
+
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """z = (theta - mu) / s."""
+        mu, s = self._open(q)
+        return (theta - mu) / s
+
+    def log_prob(self, q: Array, theta: Array) -> Array:
+        """-1/2 |z|^2 - sum log s - d/2 log 2 pi."""
+        xp = array_namespace(q, theta)
+        z = self.whiten(q, theta)
+        return -0.5 * xp.sum(z**2, axis=-1) - xp.sum(xp.log(self.sd(q))) - 0.5 * self.dim * _LOG_2PI
+
+    def entropy(self, q: Array) -> Array:
+        """Sum of log s, plus d/2 (1 + log 2 pi)."""
+        xp = array_namespace(q)
+        return xp.sum(xp.log(self.sd(q))) + 0.5 * self.dim * (1 + _LOG_2PI)
+
+    def mean(self, q: Array) -> Array:
+        """Mean mu (d,)."""
+        return q[: self.dim]
+
+    def cov(self, q: Array) -> Array:
+        """diag(s^2) (d, d)."""
+        xp = array_namespace(q)
+        return xp.eye(self.dim, dtype=q.dtype, device=device(q)) * self.sd(q) ** 2
+
+    def sd(self, q: Array) -> Array:
+        """Standard deviations s (d,)."""
+        return q[self.dim :]
+
+    def natural(self, q: Array) -> Array:
+        """(mu / s^2, -1 / (2 s^2))."""
+        mu, s = self._open(q)
+        return array_namespace(q).concat([mu / s**2, -0.5 / s**2])
+
+    def mean_parameter(self, q: Array) -> Array:
+        """(mu, s^2 + mu^2)."""
+        mu, s = self._open(q)
+        return array_namespace(q).concat([mu, s**2 + mu**2])
+
+    def log_normaliser(self, lam: Array) -> Array:
+        """Sum over coordinates of -lam1^2 / (4 lam2) - log(-2 lam2) / 2."""
+        xp = array_namespace(lam)
+        first, second = lam[: self.dim], lam[self.dim :]
+        return xp.sum(-0.25 * first**2 / second - 0.5 * xp.log(-2 * second))
+
+    def statistics(self, theta: Array) -> Array:
+        """(theta, theta^2): (n, d) -> (n, 2 d)."""
+        return array_namespace(theta).concat([theta, theta**2], axis=-1)
+
+    def score(self, q: Array, theta: Array) -> Array:
+        r"""Natural gradient of ``log q`` (paper, Proposition 2, element-wise): (n, d) -> (n, 2 d).
+
+        .. math:: g_2 = \tfrac12 (v^2 - s^{-2}), \quad g_1 = v - 2 \mu g_2, \quad v = (\theta - \mu) / s^2
+        """
+        mu, s = self._open(q)
+        v = (theta - mu) / s**2
+        second = 0.5 * (v**2 - 1 / s**2)
+        return array_namespace(q, theta).concat([v - 2 * mu * second, second], axis=-1)
+
+    def score_variance(self, q: Array) -> Array:
+        """Closed-form variances of the score: (1/s^2 + 2 mu^2/s^4, 1/(2 s^4))."""
+        mu, s = self._open(q)
+        return array_namespace(q).concat([1 / s**2 + 2 * mu**2 / s**4, 0.5 / s**4])
+
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """(linear, -precision / 2) where the precision is diagonal; None where it is not."""
+        xp = array_namespace(linear, precision)
+        if precision.ndim == 2:
+            diagonal = xp.linalg.diagonal(precision)
+            if xp.any(precision != xp.eye(self.dim, dtype=precision.dtype) * diagonal):
+                return None
+            precision = diagonal
+        return xp.concat([linear, -0.5 * precision])
+
+    def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
+        """Scale the two parts of a direction about the present mean, so that the origin plays no part."""
+        mu = self.mean(q)
+        force, change = self._split(q, direction)
+        scaled = precision_rate * change
+        return array_namespace(q).concat([mean_rate * force - 2 * scaled * mu, scaled])
+
+    def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
+        """Move as `Gaussian.move` does, on the vector of diagonals."""
+        xp = array_namespace(q, update)
+        mu, s = self._open(q)
+        force, change = self._split(q, update)
+        c = 2 * s**2 * change
+        rho, t = curve(c)
+        return xp.concat([mu + t * s**2 * force / rho, s / xp.sqrt(rho)]), xp.max(c) < 1
+
+    def move_factor(self, q: Array, update: Array, limit: float) -> Array:
+        """Natural gradient in the coordinates (mu, log s)."""
+        xp = array_namespace(q, update)
+        mu, s = self._open(q)
+        force, change = self._split(q, update)
+        c = 2 * s**2 * change
+        t = limit / xp.maximum(xp.max(xp.abs(c)), limit * xp.ones_like(c[0]))
+        return xp.concat([mu + t * s**2 * force, s * xp.exp(0.5 * t * c)])
+
+    def _open(self, q: Array) -> tuple[Array, Array]:
+        return q[: self.dim], q[self.dim :]
+
+    def _split(self, q: Array, direction: Array) -> tuple[Array, Array]:
+        change = direction[self.dim :]
+        return direction[: self.dim] + 2 * change * self.mean(q), change
+
+
+def _refined(inverse: Array, factor: Array) -> Array:
+    """One Newton-Schulz step, so that rounding errors of the inverse do not add up from step to step."""
+    return 2 * inverse - inverse @ (factor @ inverse)
+
+
+def _close(opened: _Opened) -> Array:
+    xp = array_namespace(*opened)
+    return xp.concat([opened.mu, xp.reshape(opened.L, (-1,)), xp.reshape(opened.K, (-1,))])

@@ -1,0 +1,186 @@
+"""Products of independent factors: the paper's layer-wise, block-diagonal posterior, and mean field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from qbvi.arrays import Array, array_namespace, device
+from qbvi.families.base import Curve, Family
+
+__all__ = ["Product"]
+
+
+@dataclass(frozen=True)
+class Product(Family):
+    """Independent factors, each over its own columns of theta; natural parameters are laid end to end.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qbvi.families import Gaussian
+    >>> family = Product((Gaussian(1), Gaussian(2)), ((2,), (0, 1)))
+    >>> q = family.start(np.array([1.0, 2.0, 3.0]), np.ones(3))
+    >>> family.mean(q)
+    array([1., 2., 3.])
+    """
+
+    factors: tuple[Family, ...]
+    columns: tuple[tuple[int, ...], ...]
+
+    @property
+    def dim(self) -> int:  # type: ignore[override]
+        """Number of coordinates of all factors."""
+        return sum(factor.dim for factor in self.factors)
+
+    @property
+    def size(self) -> int:
+        """Number of natural parameters of all factors."""
+        return sum(factor.size for factor in self.factors)
+
+    @property
+    def length(self) -> int:
+        """Members of the factors, end to end."""
+        return sum(factor.length for factor in self.factors)
+
+    def start(self, loc: Array, scale: Array) -> Array:
+        """Start every factor."""
+        return self._join([f.start(self._pick(loc, c), self._pick(scale, c)) for f, c in self._parts()])
+
+    def from_moments(self, mean: Array, cov: Array) -> Array:
+        """Keep the blocks of the covariance that the factors carry."""
+        blocks = [
+            f.from_moments(self._pick(mean, c), self._pick(self._pick(cov, c).T, c).T)  # rows, then columns
+            for f, c in self._parts()
+        ]
+        return self._join(blocks)
+
+    def transport(self, q: Array, z: Array) -> Array:
+        """Turn standard normal draws into draws from every factor."""
+        return self._columnwise(lambda f, part, block: f.transport(part, block), q, z)
+
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """Undo `transport`."""
+        return self._columnwise(lambda f, part, block: f.whiten(part, block), q, theta)
+
+    def log_prob(self, q: Array, theta: Array) -> Array:
+        """Sum over the factors: (n, d) -> (n,)."""
+        return sum(
+            f.log_prob(part, self._pick(theta, c)) for (f, c), part in zip(self._parts(), self._open(q), strict=True)
+        )
+
+    def entropy(self, q: Array) -> Array:
+        """Sum over the factors."""
+        return sum(f.entropy(part) for f, part in zip(self.factors, self._open(q), strict=True))
+
+    def mean(self, q: Array) -> Array:
+        """Mean (d,), in the order of theta."""
+        return self._scatter([f.mean(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
+    def sd(self, q: Array) -> Array:
+        """Standard deviations (d,), in the order of theta."""
+        return self._scatter([f.sd(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
+    def cov(self, q: Array) -> Array:
+        """Covariance (d, d), zero between factors."""
+        xp = array_namespace(q)
+        rows = []
+        for i, (factor, part) in enumerate(zip(self.factors, self._open(q), strict=True)):
+            block = factor.cov(part)
+            zeros = [xp.zeros((factor.dim, f.dim), dtype=q.dtype, device=device(q)) for f in self.factors]
+            rows.append(self._scatter([block if i == j else zero for j, zero in enumerate(zeros)]))
+        return self._scatter([row.T for row in rows])
+
+    def natural(self, q: Array) -> Array:
+        """Natural parameters of the factors, end to end."""
+        return self._join([f.natural(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
+    def mean_parameter(self, q: Array) -> Array:
+        """Mean parameters of the factors, end to end."""
+        return self._join([f.mean_parameter(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
+    def log_normaliser(self, lam: Array) -> Array:
+        """Sum over the factors."""
+        return sum(f.log_normaliser(part) for f, part in zip(self.factors, self._directions(lam), strict=True))
+
+    def statistics(self, theta: Array) -> Array:
+        """Statistics of the factors, end to end: (n, d) -> (n, k)."""
+        return self._join([f.statistics(self._pick(theta, c)) for f, c in self._parts()])
+
+    def score(self, q: Array, theta: Array) -> Array:
+        """Scores of the factors, end to end: (n, d) -> (n, k)."""
+        parts = zip(self._parts(), self._open(q), strict=True)
+        return self._join([f.score(part, self._pick(theta, c)) for (f, c), part in parts])
+
+    def score_variance(self, q: Array) -> Array:
+        """Variances of the factors' scores, end to end."""
+        return self._join([f.score_variance(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """Embed block by block; None where the quadratic form couples two factors."""
+        if precision.ndim == 2 and self._couples(precision):
+            return None
+        parts = [f.embed(self._pick(linear, c), self._block(precision, c)) for f, c in self._parts()]
+        return None if any(part is None for part in parts) else self._join(parts)
+
+    def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
+        """Scale the parts of a direction, factor by factor."""
+        parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
+        return self._join([f.scale_parts(part, move, mean_rate, precision_rate) for f, part, move in parts])
+
+    def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
+        """Move every factor; inside only if all are."""
+        xp = array_namespace(q, update)
+        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        moved = [f.move(part, change, curve) for f, part, change in parts]
+        return self._join([part for part, _ in moved]), xp.all(xp.stack([inside for _, inside in moved]))
+
+    def move_factor(self, q: Array, update: Array, limit: float) -> Array:
+        """Move the Cholesky factor of every factor."""
+        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        return self._join([f.move_factor(part, change, limit) for f, part, change in parts])
+
+    def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
+        return zip(self.factors, self.columns, strict=True)
+
+    def _open(self, q: Array) -> list[Array]:
+        return _cut(q, [f.length for f in self.factors])
+
+    def _directions(self, direction: Array) -> list[Array]:
+        return _cut(direction, [f.size for f in self.factors])
+
+    def _join(self, parts: list[Array]) -> Array:
+        return array_namespace(*parts).concat(parts, axis=-1)
+
+    def _pick(self, array: Array, columns: tuple[int, ...]) -> Array:
+        xp = array_namespace(array)
+        return xp.take(array, xp.asarray(columns, device=device(array)), axis=-1)
+
+    def _block(self, precision: Array, columns: tuple[int, ...]) -> Array:
+        if precision.ndim == 1:
+            return self._pick(precision, columns)
+        return self._pick(self._pick(precision, columns).T, columns).T
+
+    def _couples(self, precision: Array) -> bool:
+        xp = array_namespace(precision)
+        owner = np.empty(self.dim, dtype=int)
+        for i, columns in enumerate(self.columns):
+            owner[list(columns)] = i
+        apart = xp.asarray(owner[:, None] != owner[None, :], device=device(precision))
+        return bool(xp.any(apart & (precision != 0)))
+
+    def _scatter(self, parts: list[Array]) -> Array:
+        """Put the factors' columns back in the order of theta, along the last axis."""
+        order = np.argsort(np.concatenate([np.asarray(c) for c in self.columns]))
+        return self._pick(self._join(parts), tuple(int(i) for i in order))
+
+    def _columnwise(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> Array:
+        parts = zip(self._parts(), self._open(q), strict=True)
+        return self._scatter([apply(f, part, self._pick(draws, c)) for (f, c), part in parts])
+
+
+def _cut(array: Array, lengths: list[int]) -> list[Array]:
+    ends = np.cumsum([0, *lengths])
+    return [array[int(a) : int(b)] for a, b in zip(ends[:-1], ends[1:], strict=True)]

@@ -1,0 +1,334 @@
+"""Names, shapes, supports and priors of all parameters as one density over flat vectors ``u``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from itertools import product
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from qbvi.arrays import Array, array_namespace, to_numpy
+from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
+from qbvi.supports import Shape, UserDefinedError, like
+
+__all__ = ["Model", "Parameter", "QuadraticPrior"]
+
+_UNNAMED = "theta"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a model: its prior, and the columns of ``u`` that hold it."""
+
+    name: str
+    distribution: Distribution
+    columns: slice
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of one constrained value."""
+        return self.distribution.shape
+
+    @property
+    def size(self) -> int:
+        """Number of constrained scalars."""
+        return math.prod(self.shape)
+
+    @property
+    def labels(self) -> list[str]:
+        """One label per constrained scalar, such as ``A[0,1]``."""
+        if not self.shape:
+            return [self.name]
+        return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
+
+
+class QuadraticPrior(NamedTuple):
+    """The part of the log prior that is quadratic in ``u``: ``linear . u - u' precision u / 2``."""
+
+    linear: NDArray[np.float64]  # (d,)
+    precision: NDArray[np.float64]  # (d,) if diagonal, else (d, d)
+
+
+class Model:
+    """The map between the values that a user's function sees and the flat vectors ``u`` that everything else sees.
+
+    Parameters
+    ----------
+    prior : distribution or mapping of str to distribution
+        Of qbvi or frozen ones of SciPy. The order of a mapping is the order of the columns of ``u``.
+
+    Attributes
+    ----------
+    parameters : tuple of Parameter
+    dim : int
+        Length d of ``u``.
+    is_named : bool
+        Whether values are a dict of arrays rather than one array.
+    labels : list of str
+        One per constrained scalar.
+
+    Examples
+    --------
+    >>> from qbvi.distributions import InverseGamma, Normal
+    >>> model = Model({"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)})
+    >>> model.labels
+    ['beta[0]', 'beta[1]', 'sigma2']
+    >>> model.constrain(np.zeros((1, 3)))
+    {'beta': array([[0., 0.]]), 'sigma2': array([1.])}
+    """
+
+    def __init__(self, prior: Any) -> None:
+        self.is_named = isinstance(prior, Mapping)
+        self.parameters = _lay_out(prior if isinstance(prior, Mapping) else {_UNNAMED: prior}, self.is_named)
+        self.dim = self.parameters[-1].columns.stop
+        self.labels = [label for parameter in self.parameters for label in parameter.labels]
+
+    def __repr__(self) -> str:
+        if not self.is_named:
+            return f"Model({self.parameters[0].distribution!r})"
+        return f"Model({ {p.name: p.distribution for p in self.parameters}!r})"
+
+    def constrain(self, u: Array) -> Any:
+        """Values that the user's function sees: (n, d) -> ``(n, *shape)`` by name, or one array if unnamed."""
+        return self._structured([p.distribution.support.constrain(u[:, p.columns], p.shape) for p in self.parameters])
+
+    def unconstrain(self, values: Any, *, batched: bool = False) -> NDArray[np.float64]:
+        """Map one point, or with ``batched`` n of them, back to (d,) or (n, d), after checking every value.
+
+        One point is a start, so it must lie strictly inside of the support; a batch may touch its boundary, where
+        draws saturate.
+        """
+        arrays = [_checked(p, value, batched) for p, value in zip(self.parameters, self._listed(values), strict=True)]
+        _check_lengths(self.parameters, arrays)
+        columns = [
+            to_numpy(p.distribution.support.unconstrain(x, p.shape))
+            for p, x in zip(self.parameters, arrays, strict=True)
+        ]
+        u = np.concatenate(columns, axis=-1)
+        return u if batched else u[0]
+
+    def log_prior(self, u: Array) -> Array:
+        """Log prior density of ``u``, with the log-Jacobian: (n, d) -> (n,)."""
+        return _total(p.distribution.log_prob_unconstrained(u[:, p.columns]) for p in self.parameters)
+
+    def log_jacobian(self, u: Array) -> Array:
+        """Log absolute Jacobian determinant of `constrain`: (n, d) -> (n,)."""
+        return _total(p.distribution.support.log_jacobian(u[:, p.columns], p.shape) for p in self.parameters)
+
+    def quadratic_prior(self) -> QuadraticPrior:
+        """The part of the log prior that a Gaussian posterior takes up in closed form; zero for other priors."""
+        blocks = [p.distribution.quadratic() or (np.zeros(p.distribution.dim),) * 2 for p in self.parameters]
+        linear = np.concatenate([block[0] for block in blocks])
+        if all(precision.ndim == 1 for _, precision in blocks):
+            return QuadraticPrior(linear, np.concatenate([precision for _, precision in blocks]))
+        matrix = np.zeros((self.dim, self.dim))
+        for parameter, (_, precision) in zip(self.parameters, blocks, strict=True):
+            matrix[parameter.columns, parameter.columns] = precision if precision.ndim == 2 else np.diag(precision)
+        return QuadraticPrior(linear, matrix)
+
+    def remaining_log_prior(self, u: Array) -> Array:
+        """Log prior less its quadratic part: (n, d) -> (n,).
+
+        A parameter whose prior is quadratic contributes its constant, with no large numbers to cancel.
+        """
+        return _total(_remainder(p.distribution, u[:, p.columns]) for p in self.parameters)
+
+    def sample_prior(self, rng: np.random.Generator, n: int) -> Any:
+        """Draw ``n`` constrained values from the prior, structured as `constrain` does; None if it is improper."""
+        if not all(p.distribution.can_sample for p in self.parameters):
+            return None
+        return self._structured([p.distribution.sample(rng, n) for p in self.parameters])
+
+    def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where the prior suggests to start: location (d,) and scale (d,) of ``u``."""
+        starts = [p.distribution.initial() for p in self.parameters]
+        return np.concatenate([loc for loc, _ in starts]), np.concatenate([scale for _, scale in starts])
+
+    def flatten(self, values: Any) -> Array:
+        """Lay n constrained values side by side: structure of ``(n, *shape)`` -> (n, len(labels))."""
+        arrays = self._listed(values)
+        xp = array_namespace(*arrays)
+        flat = [xp.reshape(x, (x.shape[0], p.size)) for p, x in zip(self.parameters, arrays, strict=True)]
+        return xp.concat(flat, axis=-1)
+
+    def unflatten(self, flat: Array) -> Any:
+        """Undo `flatten`: (n, len(labels)) -> structure of ``(n, *shape)``."""
+        xp = array_namespace(flat)
+        ends = np.cumsum([0, *(p.size for p in self.parameters)]).tolist()
+        return self._structured(
+            [
+                xp.reshape(flat[:, start:stop], (flat.shape[0], *p.shape))
+                for p, start, stop in zip(self.parameters, ends[:-1], ends[1:], strict=True)
+            ]
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """What a person reads about this model, as plain data."""
+        parameters = [
+            {
+                "name": p.name,
+                "shape": list(p.shape),
+                "support": repr(p.distribution.support),
+                "prior": repr(p.distribution),
+            }
+            for p in self.parameters
+        ]
+        return {"named": self.is_named, "dim": self.dim, "parameters": parameters}
+
+    def to_spec(self) -> dict[str, Any]:
+        """What `from_spec` needs, as plain data without code."""
+        parameters = [{"name": p.name, "prior": p.distribution.to_spec()} for p in self.parameters]
+        return {"named": self.is_named, "parameters": parameters}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any], priors: Any = None) -> Self:
+        """Rebuild a model from `to_spec`, without running anything that the data names.
+
+        Parameters
+        ----------
+        spec : mapping
+        priors : distribution or mapping of str to distribution, optional
+            Priors that the data cannot hold, those with the user's functions in them; for an unnamed model the prior
+            itself.
+
+        Examples
+        --------
+        >>> from qbvi.distributions import LogNormal
+        >>> Model.from_spec(Model({"tau": LogNormal(0, 1)}).to_spec())
+        Model({'tau': LogNormal(mu=0.0, sigma=1.0)})
+        """
+        names = [entry["name"] for entry in spec["parameters"]]
+        given = dict(priors) if isinstance(priors, Mapping) else {} if priors is None else {_UNNAMED: priors}
+        _check_names("priors", given, names, complete=False)
+        rebuilt = {
+            entry["name"]: _supplied(entry, given[entry["name"]]) if entry["name"] in given else _restored(entry)
+            for entry in spec["parameters"]
+        }
+        return cls(rebuilt if spec["named"] else rebuilt[_UNNAMED])
+
+    def _structured(self, arrays: list[Any]) -> Any:
+        if not self.is_named:
+            return arrays[0]
+        return {p.name: array for p, array in zip(self.parameters, arrays, strict=True)}
+
+    def _listed(self, values: Any) -> list[Any]:
+        """The arrays of a structure in the order of the columns, with names checked."""
+        if not self.is_named:
+            return [values]
+        names = [p.name for p in self.parameters]
+        if not isinstance(values, Mapping):
+            msg = f"values must be a dict with the names {', '.join(names)}, got {type(values).__name__}"
+            raise TypeError(msg)
+        _check_names("values", values, names, complete=True)
+        return [values[name] for name in names]
+
+
+def _lay_out(priors: Mapping[Any, Any], is_named: bool) -> tuple[Parameter, ...]:
+    if not priors:
+        msg = "`prior` must have at least one parameter, got an empty mapping"
+        raise ValueError(msg)
+    parameters: list[Parameter] = []
+    start = 0
+    for name, prior in priors.items():
+        distribution = _named_distribution(name, prior, is_named)
+        parameters.append(Parameter(name, distribution, slice(start, start + distribution.dim)))
+        start += distribution.dim
+    return tuple(parameters)
+
+
+def _named_distribution(name: Any, prior: Any, is_named: bool) -> Distribution:
+    if not isinstance(name, str) or not name:
+        msg = f"names of parameters must be non-empty strings, got {name!r}"
+        raise TypeError(msg)
+    try:
+        return as_distribution(prior)
+    except (TypeError, ValueError) as error:
+        if not is_named:
+            raise
+        msg = f"prior of {name!r}: {error}"
+        raise type(error)(msg) from error
+
+
+def _check_names(what: str, given: Mapping[str, Any], names: list[str], *, complete: bool) -> None:
+    missing = [name for name in names if name not in given] if complete else []
+    unexpected = [_with_suggestion(name, names) for name in given if name not in names]
+    problems = [f"missing {', '.join(map(repr, missing))}"] if missing else []
+    problems += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
+    if problems:
+        msg = f"{what} must go by the names of the parameters, {', '.join(names)}: {'; '.join(problems)}"
+        raise ValueError(msg)
+
+
+def _with_suggestion(name: Any, names: list[str]) -> str:
+    nearest = get_close_matches(str(name), names, n=1)
+    return f"{name!r} (did you mean {nearest[0]!r}?)" if nearest else repr(name)
+
+
+def _checked(parameter: Parameter, value: ArrayLike, batched: bool) -> NDArray[np.float64]:
+    """One parameter's values as ``(n, *shape)``, or an error that says what is wrong with them."""
+    try:
+        x = to_numpy(value)
+    except (TypeError, ValueError):
+        msg = f"values of {parameter.name!r} must be numbers, got {value!r}"
+        raise TypeError(msg) from None
+    if x.ndim != len(parameter.shape) + batched or x.shape[int(batched) :] != parameter.shape:
+        expected = f"(n, {', '.join(map(str, parameter.shape))})" if batched else str(parameter.shape)
+        msg = f"values of {parameter.name!r} must have shape {expected}, got {x.shape}"
+        raise ValueError(msg)
+    x = x if batched else x[None]
+    _check_inside(parameter, x, strict=not batched)
+    return x
+
+
+def _check_inside(parameter: Parameter, x: NDArray[np.float64], strict: bool) -> None:
+    support = parameter.distribution.support
+    if not np.all(np.isfinite(x)):
+        msg = f"values of {parameter.name!r} must be finite, got {x[~np.isfinite(x)][0]}"
+        raise ValueError(msg)
+    if support.contains(x, strict=strict):
+        return
+    bad = next(point for point in x if not support.contains(point, strict=strict))
+    where = "strictly inside of, not on the boundary of," if support.contains(bad) else "inside of"
+    msg = f"values of {parameter.name!r} must lie {where} {support!r}, got {bad.tolist()}"
+    raise ValueError(msg)
+
+
+def _check_lengths(parameters: tuple[Parameter, ...], arrays: list[NDArray[np.float64]]) -> None:
+    lengths = {p.name: len(x) for p, x in zip(parameters, arrays, strict=True)}
+    if len(set(lengths.values())) > 1:
+        msg = f"all parameters must have the same number of values along the first axis, got {lengths}"
+        raise ValueError(msg)
+
+
+def _remainder(distribution: Distribution, u: Array) -> Array:
+    if distribution.quadratic() is None:
+        return distribution.log_prob_unconstrained(u)
+    constant = distribution.log_prob_unconstrained(like(u, np.zeros((1, distribution.dim))))
+    return array_namespace(u).broadcast_to(constant, (u.shape[0],))
+
+
+def _total(terms: Iterable[Array]) -> Array:
+    first, *others = terms
+    return sum(others, start=first)
+
+
+def _restored(entry: Mapping[str, Any]) -> Distribution:
+    try:
+        return distribution_from_spec(entry["prior"])
+    except UserDefinedError as error:
+        msg = f"the file's parameter {entry['name']!r} has a user-defined map or prior, which files do not hold: pass `prior=` to load"
+        raise UserDefinedError(msg) from error
+
+
+def _supplied(entry: Mapping[str, Any], prior: Any) -> Distribution:
+    distribution = as_distribution(prior)
+    stored = tuple(entry["prior"].get("shape", distribution.shape))
+    if distribution.shape != stored:
+        msg = f"the prior given for {entry['name']!r} must have the stored shape {stored}, got {distribution.shape}"
+        raise ValueError(msg)
+    return distribution

@@ -1,0 +1,90 @@
+"""One line on a terminal that says how far a fit is. Written here because a progress library would be the heaviest dependency."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from qbvi.stopping import History
+
+__all__ = ["Progress"]
+
+
+@dataclass
+class Progress:
+    """Evaluations, smoothed bound, step and time left, rewritten in place at most ten times a second.
+
+    Parameters
+    ----------
+    shown
+        Whether to write at all; None for only when ``stream`` is a terminal.
+    max_iterations, max_evals, max_time
+        What the time left is told from; None for unknown.
+
+    Examples
+    --------
+    >>> progress = Progress(shown=False)
+    >>> progress.line(History())
+    'starting'
+    """
+
+    shown: bool | None = None
+    max_iterations: int | None = None
+    max_evals: int | None = None
+    max_time: float | None = None
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    _last: float = 0.0
+    _width: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shown is None:
+            self.shown = self.stream.isatty()
+
+    def update(self, history: History) -> None:
+        """Rewrite the line, unless that was just done."""
+        if self.shown and time.monotonic() - self._last > 0.1:
+            self._write(self.line(history))
+            self._last = time.monotonic()
+
+    def close(self, history: History, ending: str) -> None:
+        """Leave a last line behind."""
+        if self.shown:
+            self._write(f"{self.line(history)} | {ending}")
+            self.stream.write("\n")
+            self.stream.flush()
+
+    def line(self, history: History) -> str:
+        """Say how far the fit is."""
+        if not len(history):
+            return "starting"
+        left = self._seconds_left(history)
+        parts = [
+            f"iteration {len(history):,}",
+            f"{history.n_evals[-1]:,} evaluations",
+            f"bound {history.elbo_smooth[-1]:,.3f}",
+            f"step {history.step[-1]:.2g}",
+            "" if left is None else f"at most {_clock(left)} left",
+        ]
+        return "qbvi: " + " | ".join(part for part in parts if part)
+
+    def _seconds_left(self, history: History) -> float | None:
+        seconds = history.seconds[-1]
+        shares = [
+            len(history) / self.max_iterations if self.max_iterations else 0.0,
+            history.n_evals[-1] / self.max_evals if self.max_evals else 0.0,
+            seconds / self.max_time if self.max_time else 0.0,
+        ]
+        share = max(shares)
+        return max(0.0, seconds / share - seconds) if share > 0 else None
+
+    def _write(self, line: str) -> None:
+        self.stream.write("\r" + line.ljust(self._width))
+        self.stream.flush()
+        self._width = len(line)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

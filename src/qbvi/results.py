@@ -1,0 +1,667 @@
+"""Fit: the answer a user reads. The posterior under the user's own names, how it was reached, and whether to trust it."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from qbvi.arrays import to_numpy
+from qbvi.evaluate.failures import Failure
+from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
+from qbvi.model import Model
+from qbvi.random import Independent, Sobol
+from qbvi.supports import Interval, Positive, Real, Support
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Block", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace", "blocks"]
+
+Floats = NDArray[np.float64]
+Structure = Any  # of the prior: a dict of arrays where parameters are named, one array where they are not
+
+_DRAWS = 2**13  # for moments that have no closed form
+_SOBOL_MAX_DIM = 1024  # beyond, a scrambled Sobol sequence costs memory and gains nothing
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """What happened, one entry per iteration.
+
+    Attributes
+    ----------
+    n_evals : array (T,)
+        Evaluations of the user's function so far.
+    elbo, elbo_smooth : array (T,)
+        Estimate of the lower bound from the draws of the iteration, and its moving average.
+    step, grad_norm, seconds : array (T,)
+        Length of the step, norm of the direction, and time since the start.
+    mean, sd : array (T, d)
+        Of the approximation, on the unconstrained scale.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> one = np.array([1.0, 2.0])
+    >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, np.zeros((2, 3)), np.ones((2, 3)))
+    >>> trace
+    Trace of 2 iterations, 200 evaluations: elbo from -9 to -4.5
+      n_evals, elbo, elbo_smooth, step, grad_norm, seconds (2,); mean, sd (2, 3)
+    >>> trace["elbo"]
+    array([-9. , -4.5])
+    """
+
+    n_evals: NDArray[np.int64]
+    elbo: Floats
+    elbo_smooth: Floats
+    step: Floats
+    grad_norm: Floats
+    seconds: Floats
+    mean: Floats
+    sd: Floats
+
+    def __post_init__(self) -> None:
+        length = len(self.n_evals)
+        for name in self.names():
+            array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
+            if array.ndim != (2 if name in ("mean", "sd") else 1) or len(array) != length:
+                msg = f"`{name}` must have one entry for each of the {length} iterations, got shape {array.shape}"
+                raise ValueError(msg)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(field.name for field in fields(cls))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.names():
+            msg = f"a trace has {', '.join(self.names())}; got {name!r}"
+            raise KeyError(msg)
+        array: NDArray[Any] = getattr(self, name)
+        return array
+
+    def __len__(self) -> int:
+        return len(self.n_evals)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Trace of 0 iterations"
+        flat = ", ".join(name for name in self.names() if self[name].ndim == 1)
+        return (
+            f"Trace of {len(self):,} iterations, {self.n_evals[-1]:,} evaluations: "
+            f"elbo from {self.elbo[0]:.6g} to {self.elbo[-1]:.6g}\n"
+            f"  {flat} ({len(self)},); mean, sd {self.mean.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """How a fit went and how it ended.
+
+    Attributes
+    ----------
+    elbo, elbo_se
+        Lower bound and its standard error, from fresh draws of the final approximation.
+    khat
+        Pareto k-hat of the importance ratios of those draws; NaN where there is none.
+    converged, stop_reason
+        Whether the stopping rule was content, and why the fit ended, in a sentence.
+    n_evals, n_iterations, seconds
+        What it cost.
+    failures
+        Every evaluation that gave no usable number.
+    trace
+        One entry per iteration.
+    seed, method
+        What to give to repeat it.
+    notes
+        Advice, in plain sentences.
+    khat_draws
+        How many draws stand behind ``khat``; few draws lower the value up to which it is good.
+    """
+
+    elbo: float
+    elbo_se: float
+    khat: float
+    converged: bool
+    stop_reason: str
+    n_evals: int
+    n_iterations: int
+    failures: tuple[Failure, ...]
+    trace: Trace
+    seconds: float
+    seed: int | None
+    method: str
+    notes: tuple[str, ...] = ()
+    khat_draws: int | None = None
+
+    @property
+    def khat_limit(self) -> float:
+        """Up to where k-hat is good: 0.7, less for fewer than about 2,200 draws."""
+        if self.khat_draws is None:
+            return 0.7
+        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), 0.7)
+
+    @property
+    def khat_verdict(self) -> str:
+        """What k-hat says, in words."""
+        if math.isnan(self.khat):
+            return "not available"
+        if self.khat < self.khat_limit:
+            return f"good, below {self.khat_limit:.2g}"
+        if self.khat < 1:
+            return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
+        return "bad, above 1: means and intervals may be far off"
+
+
+class Block(NamedTuple):
+    """Where one parameter stands: its columns of ``u`` and its entries among the labels."""
+
+    name: str
+    shape: tuple[int, ...]
+    support: Support
+    columns: slice
+    entries: slice
+
+
+class Marginal(NamedTuple):
+    """An entry whose map acts on it alone and whose unconstrained value is Gaussian: everything is in closed form."""
+
+    loc: float
+    scale: float
+    support: Interval
+
+    def quantile(self, levels: Floats) -> Floats:
+        """Quantiles on the constrained scale: (n,) -> (n,)."""
+        x = self.support.constrain((self.loc + self.scale * ndtri(levels))[:, None], ())
+        # A map that turns the line round (an interval with an upper end only) turns the levels round too.
+        turned = math.isinf(self.support.low) and math.isfinite(self.support.high)
+        return self.quantile_turned(levels) if turned else np.asarray(x)
+
+    def quantile_turned(self, levels: Floats) -> Floats:
+        """`quantile` for a decreasing map."""
+        return np.asarray(self.support.constrain((self.loc - self.scale * ndtri(levels))[:, None], ()))
+
+    def density(self, z: Floats) -> tuple[Floats, Floats]:
+        """Constrained values and the density there, along standardised unconstrained values z: (n,) -> (n,), (n,)."""
+        u = (self.loc + self.scale * z)[:, None]
+        log_q = -0.5 * z**2 - math.log(self.scale) - 0.5 * math.log(2 * math.pi)
+        return np.asarray(self.support.constrain(u, ())), np.exp(log_q - self.support.log_jacobian(u, ()))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Fit:
+    """An approximate posterior and the account of how it was found.
+
+    Means, standard deviations, draws and densities are on the parameters' own, constrained scale and have the structure of the
+    prior: a dict where parameters are named, one array where they are not.
+
+    Parameters
+    ----------
+    model : Model
+        Names, shapes, supports and priors.
+    family : Family
+        The family that ``q`` belongs to.
+    q : array
+        The approximation, as its family keeps it.
+    report : Report
+        How the fit went.
+
+    Notes
+    -----
+    Moments of parameters on the whole real line are exact. The others come from a fixed quasi-random sample whose own mean and
+    covariance on the unconstrained scale are exactly those of q, so they are the same at every call.
+    """
+
+    model: Model
+    family: Family
+    q: Floats
+    report: Report
+
+    def __post_init__(self) -> None:
+        q = to_numpy(self.q)
+        if q.shape != (self.family.length,) or self.family.dim != self.model.dim:
+            msg = (
+                f"`q` must have shape ({self.family.length},) and the family {self.model.dim} dimensions, "
+                f"got {q.shape} and {self.family.dim}"
+            )
+            raise ValueError(msg)
+        q.flags.writeable = False
+        object.__setattr__(self, "q", q)
+
+    @property
+    def mean(self) -> Structure:
+        """Posterior mean of every parameter."""
+        return self._structured(self._moments[0])
+
+    @property
+    def sd(self) -> Structure:
+        """Posterior standard deviation of every parameter."""
+        return self._structured(np.sqrt(np.diagonal(self._moments[1])))
+
+    @property
+    def cov(self) -> Structure:
+        """Posterior covariance of every parameter with itself: (size, size), over its entries in C order."""
+        blocks_ = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self._blocks}
+        return blocks_ if self.model.is_named else next(iter(blocks_.values()))
+
+    @property
+    def cov_matrix(self) -> Floats:
+        """Posterior covariance of all entries: (p, p), in the order of `labels`."""
+        return self._moments[1].copy()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Name of every entry, such as ``beta[0]``."""
+        return tuple(self.model.labels)
+
+    @property
+    def unconstrained(self) -> tuple[Floats, Floats]:
+        """Mean (d,) and covariance (d, d) of q on the unconstrained scale."""
+        return to_numpy(self.family.mean(self.q)), to_numpy(self.family.cov(self.q))
+
+    @property
+    def elbo(self) -> float:
+        """Lower bound of the log evidence, from fresh draws."""
+        return self.report.elbo
+
+    @property
+    def elbo_se(self) -> float:
+        """Standard error of `elbo`."""
+        return self.report.elbo_se
+
+    @property
+    def khat(self) -> float:
+        """Pareto k-hat of the importance ratios: may this posterior be trusted?"""
+        return self.report.khat
+
+    @property
+    def converged(self) -> bool:
+        """Whether the stopping rule was content."""
+        return self.report.converged
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the fit ended, in a sentence."""
+        return self.report.stop_reason
+
+    @property
+    def n_evals(self) -> int:
+        """How often the user's function was evaluated."""
+        return self.report.n_evals
+
+    @property
+    def n_failed(self) -> int:
+        """How many of those evaluations gave no usable number."""
+        return len(self.report.failures)
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """Where, why and how long: each failed evaluation."""
+        return self.report.failures
+
+    @property
+    def trace(self) -> Trace:
+        """What happened, one entry per iteration."""
+        return self.report.trace
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Advice, in plain sentences."""
+        return self.report.notes
+
+    @property
+    def seconds(self) -> float:
+        """How long the fit took."""
+        return self.report.seconds
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that was given."""
+        return self.report.seed
+
+    def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Structure:
+        """Draw from the posterior.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws.
+        seed : int, numpy.random.Generator or None
+            Where the draws come from; None gives different draws at every call.
+
+        Returns
+        -------
+        dict of arrays or array
+            Constrained values, draws along the first axis.
+        """
+        return self.model.constrain(self._draw(n, seed))
+
+    def log_prob(self, theta: Structure, batched: bool = False) -> Any:
+        """Log density of the posterior at constrained values.
+
+        Parameters
+        ----------
+        theta : dict of arrays or array
+            One point or, with ``batched``, many along the first axis.
+        batched : bool
+            Whether there is such an axis.
+
+        Returns
+        -------
+        float or array (n,)
+        """
+        u = to_numpy(self.model.unconstrain(theta, batched=batched)).reshape(-1, self.model.dim)
+        log_q = to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
+        return log_q if batched else float(log_q[0])
+
+    def summary(self, interval: float = 0.95) -> Summary:
+        """Tabulate mean, standard deviation and an equal-tailed credible interval of every entry.
+
+        Parameters
+        ----------
+        interval : float
+            Posterior probability between the two ends.
+        """
+        if not 0 < interval < 1:
+            msg = f"`interval` must be a probability between 0 and 1, got {interval}; 0.95 is the default"
+            raise ValueError(msg)
+        lower, upper = self.quantiles(np.array([(1 - interval) / 2, (1 + interval) / 2]))
+        mean, cov = self._moments
+        columns = zip(self.labels, mean, np.sqrt(np.diagonal(cov)), lower, upper, strict=True)
+        rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
+        return Summary(rows, interval, (self._title(), *_account(self.report)), self.notes)
+
+    def quantiles(self, levels: Floats) -> Floats:
+        """Posterior quantiles of every entry: (m,) -> (m, p), in the order of `labels`."""
+        levels = np.asarray(levels, dtype=np.float64)
+        if not np.all((levels > 0) & (levels < 1)):
+            msg = f"`levels` must lie between 0 and 1, got {levels}"
+            raise ValueError(msg)
+        exact = self._marginals
+        drawn = np.quantile(self._flat_draws, levels, axis=0) if len(exact) < len(self.labels) else None
+        columns = [exact[i].quantile(levels) if i in exact else drawn[:, i] for i in range(len(self.labels))]  # type: ignore[index]
+        return np.stack(columns, axis=1)
+
+    def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
+        """Hand draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
+        from qbvi.export import to_arviz
+
+        return to_arviz(self, kind=kind, draws=draws, seed=seed)
+
+    def plot_trace(self, **options: Any) -> Any:
+        """Draw the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
+        from qbvi.plots import plot_trace
+
+        return plot_trace(self, **options)
+
+    def plot_marginals(self, **options: Any) -> Any:
+        """Draw the density of every entry; see `qbvi.plots.plot_marginals`."""
+        from qbvi.plots import plot_marginals
+
+        return plot_marginals(self, **options)
+
+    def plot_pairs(self, **options: Any) -> Any:
+        """Draw every pair of entries; see `qbvi.plots.plot_pairs`."""
+        from qbvi.plots import plot_pairs
+
+        return plot_pairs(self, **options)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the fit to one file that `qbvi.load` reads; see `qbvi.storage.save`."""
+        from qbvi.storage import save
+
+        save(self, path)
+
+    def __repr__(self) -> str:
+        lines = [self._title(), *_account(self.report)]
+        shown = list(self.summary())[:3]
+        lines += _aligned([(row.parameter, *_cells(row)[:2]) for row in shown], ("", "mean", "sd"))
+        if len(self.labels) > len(shown):
+            lines.append(f"... {len(self.labels) - len(shown)} more, and intervals, in summary()")
+        return "\n".join([lines[0], *("  " + line for line in lines[1:])])
+
+    def _title(self) -> str:
+        shapes = [f"{b.name}{list(b.shape)}" if b.shape else b.name for b in self._blocks]
+        what = ", ".join(shapes[:4]) + (", ..." if len(shapes) > 4 else "")
+        return f"Posterior of {what}: {_describe(self.family)}, {self.model.dim} dimensions"
+
+    def _draw(self, n: int, seed: int | np.random.Generator | None) -> Floats:
+        """Draw on the unconstrained scale: (n, d)."""
+        if n < 1:
+            msg = f"`n` must be at least 1, got {n}"
+            raise ValueError(msg)
+        z = Independent().normal(np.random.default_rng(seed), n, self.model.dim)
+        return to_numpy(self.family.transport(self.q, z))
+
+    def _structured(self, flat: Floats) -> Structure:
+        """Give entries (p,) the structure of the prior."""
+        parts = {b.name: flat[b.entries].reshape(b.shape).copy() for b in self._blocks}
+        return parts if self.model.is_named else next(iter(parts.values()))
+
+    @cached_property
+    def _blocks(self) -> list[Block]:
+        return blocks(self.model)
+
+    @cached_property
+    def _marginals(self) -> dict[int, Marginal]:
+        """The entries whose marginal has a closed form, by their place among the labels."""
+        if not _is_gaussian(self.family):
+            return {}
+        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
+        found = {}
+        for block in self._blocks:
+            if isinstance(block.support, Real | Positive | Interval):
+                ends = zip(*block.support.bounds(block.shape), strict=True)
+                columns = range(block.columns.start, block.columns.stop)
+                for i, j, (low, high) in zip(
+                    range(block.entries.start, block.entries.stop), columns, ends, strict=True
+                ):
+                    found[i] = Marginal(float(loc[j]), float(scale[j]), Interval(low, high))
+        return found
+
+    @cached_property
+    def _flat_draws(self) -> Floats:
+        """The fixed sample, on the constrained scale: (n, p)."""
+        z = _matched_normals(_DRAWS, self.model.dim)
+        return to_numpy(self.model.flatten(self.model.constrain(to_numpy(self.family.transport(self.q, z)))))
+
+    @cached_property
+    def _moments(self) -> tuple[Floats, Floats]:
+        """Mean (p,) and covariance (p, p) of all entries."""
+        real = [b for b in self._blocks if isinstance(b.support, Real)]
+        loc, exact = self.unconstrained
+        if len(real) == len(self._blocks):
+            return loc, exact
+        mean, cov = self._flat_draws.mean(axis=0), np.atleast_2d(np.cov(self._flat_draws, rowvar=False, ddof=0))
+        entries, columns = (
+            np.concatenate([[], *(_range(part) for part in parts)]).astype(int) for parts in _places(real)
+        )
+        mean[entries] = loc[columns]
+        cov[np.ix_(entries, entries)] = exact[np.ix_(columns, columns)]
+        return mean, cov
+
+
+class Row(NamedTuple):
+    """One line of a summary."""
+
+    parameter: str
+    mean: float
+    sd: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """A table of the posterior, one `Row` per entry, that prints with the diagnostics above it.
+
+    Examples
+    --------
+    >>> table = Summary((Row("beta", 1.234567, 0.5, 0.25, 2.25), Row("sigma", 20.0, 0.04, 19.9, 20.1)), 0.95)
+    >>> table
+             mean     sd     2.5 %  97.5 %
+    beta    1.235  0.500   0.250   2.250
+    sigma  20.0000 0.0400 19.9000 20.1000
+    >>> [row.parameter for row in table]
+    ['beta', 'sigma']
+    """
+
+    rows: tuple[Row, ...]
+    interval: float
+    header: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, parameter: int | str) -> Row:
+        if isinstance(parameter, int):
+            return self.rows[parameter]
+        for row in self.rows:
+            if row.parameter == parameter:
+                return row
+        msg = f"no entry is called {parameter!r}; the first are {', '.join(row.parameter for row in self.rows[:5])}"
+        raise KeyError(msg)
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas.DataFrame, one row per entry, with columns mean, sd, lower, upper."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
+            raise ImportError(msg) from error
+        return pd.DataFrame(self.rows, columns=list(Row._fields)).set_index("parameter")
+
+    def __repr__(self) -> str:
+        table = _aligned([(row.parameter, *_cells(row)) for row in self.rows], ("", *self._columns()))
+        notes = [f"Note: {note}" for note in self.notes]
+        return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in ("", *self._columns()))
+        body = "".join(
+            f"<tr><th>{html.escape(row.parameter)}</th>" + "".join(f"<td>{cell}</td>" for cell in _cells(row)) + "</tr>"
+            for row in self.rows
+        )
+        above = "<br>".join(html.escape(line) for line in self.header)
+        below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<p>{above}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+    def _columns(self) -> tuple[str, ...]:
+        ends = (50 * (1 - self.interval), 50 * (1 + self.interval))
+        return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
+
+
+def blocks(model: Model) -> list[Block]:
+    """Say where each parameter of a model stands in ``u`` and among the labels."""
+    found, column, entry = [], 0, 0
+    for parameter in model.parameters:
+        shape = tuple(parameter.shape)
+        k, p = parameter.support.unconstrained_size(shape), math.prod(shape)
+        name = parameter.name or "theta"
+        found.append(Block(name, shape, parameter.support, slice(column, column + k), slice(entry, entry + p)))
+        column, entry = column + k, entry + p
+    return found
+
+
+def _matched_normals(n: int, d: int) -> Floats:
+    """Fixed quasi-random normals (n, d) whose sample mean is 0 and, where n allows, whose sample covariance is I."""
+    rng = np.random.default_rng(20240229)
+    z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
+    z = z - z.mean(axis=0)
+    if 4 * d > n:
+        return z
+    factor = np.linalg.cholesky(z.T @ z / n)
+    matched: Floats = np.linalg.solve(factor, z.T).T
+    return matched
+
+
+def _is_gaussian(family: Family) -> bool:
+    if isinstance(family, Product):
+        return all(_is_gaussian(factor) for factor in family.factors)
+    return isinstance(family, Gaussian | DiagonalGaussian)
+
+
+def _describe(family: Family) -> str:
+    if isinstance(family, Gaussian):
+        return "Gaussian, full covariance"
+    if isinstance(family, DiagonalGaussian):
+        return "Gaussian, diagonal covariance"
+    if isinstance(family, Product) and _is_gaussian(family):
+        return f"Gaussian, {len(family.factors)} independent blocks"
+    return type(family).__name__
+
+
+def _places(found: Sequence[Block]) -> tuple[list[slice], list[slice]]:
+    return [block.entries for block in found], [block.columns for block in found]
+
+
+def _range(part: slice) -> NDArray[np.int64]:
+    return np.arange(part.start, part.stop)
+
+
+def _account(report: Report) -> list[str]:
+    """How the fit went, in four lines."""
+    failed = f", {len(report.failures):,} failed" if report.failures else ""
+    return [
+        f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
+        f"k-hat        {report.khat:.2f} ({report.khat_verdict})",
+        f"evaluations  {report.n_evals:,} in {report.n_iterations:,} iterations, {report.seconds:.3g} s{failed}",
+        f"{'converged' if report.converged else 'NOT converged'}    {report.stop_reason}"
+        if report.converged
+        else f"not converged: {report.stop_reason}",
+    ]
+
+
+def _with_error(value: float, error: float) -> str:
+    decimals = _decimals(error, 2)
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def _decimals(scale: float, digits: int) -> int:
+    """Decimals that show ``scale`` to so many significant digits."""
+    if not (math.isfinite(scale) and scale > 0):
+        return 3
+    return max(0, digits - 1 - math.floor(math.log10(scale)))
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """Numbers of a row, to three significant digits of its standard deviation."""
+    decimals = _decimals(row.sd, 3)
+    largest = max(abs(number) for number in row[1:])
+    if decimals > 6 or largest >= 1e7:
+        return tuple(f"{number:.4g}" for number in row[1:])
+    return tuple(f"{number:.{decimals}f}" for number in row[1:])
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
+    """Lay cells out in columns: the first to the left, numbers on their decimal points."""
+    columns = [
+        [head[j], *_on_point([row[j] for row in rows])] if j else [head[0], *(r[0] for r in rows)]
+        for j in range(len(head))
+    ]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    lines = zip(*columns, strict=True)
+    return [
+        "  ".join(c.rjust(w) if j else c.ljust(w) for j, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in lines
+    ]
+
+
+def _on_point(cells: list[str]) -> list[str]:
+    tails = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
+    return [cell + " " * (max(tails) - tail) for cell, tail in zip(cells, tails, strict=True)]

@@ -1,0 +1,180 @@
+"""When to stop, and the sentence that says why. A rule reads the history and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Budget", "History", "MaxIterations", "ParameterChange", "Patience", "Rule", "Stop"]
+
+
+class Stop(NamedTuple):
+    """How a fit ended: whether it may be called converged, and why it ended, in a sentence."""
+
+    converged: bool
+    reason: str
+
+
+@dataclass
+class History:
+    """What happened so far: one entry per step, oldest first.
+
+    Parameters
+    ----------
+    window
+        Number of bounds that the smoothed bound averages.
+
+    Examples
+    --------
+    >>> history = History(window=2)
+    >>> for bound in (0.0, 1.0, 3.0):
+    ...     history.append(elbo=bound, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=[0.0], sd=[1.0])
+    >>> history.elbo_smooth
+    [0.0, 0.5, 2.0]
+    """
+
+    window: int = 30
+    elbo: list[float] = field(default_factory=list)
+    elbo_smooth: list[float] = field(default_factory=list)
+    n_evals: list[int] = field(default_factory=list)
+    step: list[float] = field(default_factory=list)
+    grad_norm: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    mean: list[NDArray[np.float64]] = field(default_factory=list)
+    sd: list[NDArray[np.float64]] = field(default_factory=list)
+
+    def append(self, **entry: object) -> None:
+        """Add one step, and smooth its bound."""
+        for name, value in entry.items():
+            getattr(self, name).append(value)
+        self.elbo_smooth.append(float(np.mean(self.elbo[-self.window :])))
+
+    def __len__(self) -> int:
+        return len(self.elbo)
+
+    @property
+    def best(self) -> int:
+        """The step with the best smoothed bound."""
+        return int(np.argmax(np.nan_to_num(self.elbo_smooth, nan=-np.inf)))
+
+
+class Rule(Protocol):
+    """Anything that reads the history and says when to stop."""
+
+    def __call__(self, history: History) -> Stop | None:
+        """Return how to stop, or None to go on."""
+        ...
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Stop when the smoothed bound has not improved for ``patience`` steps (paper, "LB smoothing and stopping criterion").
+
+    Examples
+    --------
+    >>> history = History(window=1)
+    >>> for bound in (1.0, 0.0, 0.0):
+    ...     history.append(elbo=bound, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=[0.0], sd=[1.0])
+    >>> Patience(2)(history)
+    Stop(converged=True, reason='the smoothed lower bound did not improve for 2 iterations')
+    """
+
+    patience: int = 500
+
+    def __call__(self, history: History) -> Stop | None:
+        """Compare the present step with the best one."""
+        if len(history) - 1 - history.best < self.patience:
+            return None
+        return Stop(True, f"the smoothed lower bound did not improve for {self.patience} iterations")
+
+
+@dataclass(frozen=True)
+class ParameterChange:
+    """Stop when no mean moved, and no standard deviation changed, by more than ``tol`` standard deviations for a while.
+
+    Parameters
+    ----------
+    tol
+        Largest change, in units of the present standard deviation.
+    steps
+        Over how many steps.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> history = History()
+    >>> for _ in range(3):
+    ...     history.append(elbo=0.0, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=np.zeros(2), sd=np.ones(2))
+    >>> ParameterChange(0.01, steps=2)(history).converged
+    True
+    """
+
+    tol: float = 1e-3
+    steps: int = 20
+
+    def __call__(self, history: History) -> Stop | None:
+        """Compare the last steps with each other."""
+        if len(history) <= self.steps:
+            return None
+        mean, sd = np.stack(history.mean[-self.steps - 1 :]), np.stack(history.sd[-self.steps - 1 :])
+        change = max(np.max(np.abs(mean - mean[-1]) / sd[-1]), np.max(np.abs(sd - sd[-1]) / sd[-1]))
+        if not change <= self.tol:
+            return None
+        return Stop(
+            True, f"no parameter changed by more than {self.tol:g} standard deviations in {self.steps} iterations"
+        )
+
+
+@dataclass(frozen=True)
+class MaxIterations:
+    """Stop after a number of steps.
+
+    Examples
+    --------
+    >>> MaxIterations(10)(History()) is None
+    True
+    """
+
+    iterations: int = 1000
+
+    def __call__(self, history: History) -> Stop | None:
+        """Count."""
+        if len(history) < self.iterations:
+            return None
+        return Stop(False, f"{self.iterations} iterations were made while the bound could still rise")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Stop before the next step would spend more evaluations or seconds than allowed.
+
+    Parameters
+    ----------
+    max_evals, max_time
+        Evaluations of the user's function, and seconds; None for no limit.
+    reserve
+        Evaluations kept for the fresh estimate at the end.
+
+    Examples
+    --------
+    >>> Budget(max_evals=100)(History()) is None
+    True
+    """
+
+    max_evals: int | None = None
+    max_time: float | None = None
+    reserve: int = 0
+
+    def __call__(self, history: History) -> Stop | None:
+        """Compare what the next step is expected to cost with what is left."""
+        if not len(history):
+            return None
+        spent, before = history.n_evals[-1], history.n_evals[-2] if len(history) > 1 else 0
+        if self.max_evals is not None and spent + (spent - before) + self.reserve > self.max_evals:
+            return Stop(False, f"the budget of {self.max_evals:,} evaluations was spent before the fit settled")
+        if self.max_time is not None and history.seconds[-1] >= self.max_time:
+            return Stop(False, f"the {self.max_time:g} seconds allowed were over before the fit settled")
+        return None

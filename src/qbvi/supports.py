@@ -1,0 +1,540 @@
+r"""Where parameters live: maps from R^k to the real line, half lines, intervals, simplexes and the user's own sets.
+
+A support maps an unconstrained ``u (n, k)`` to constrained values ``x (n, *shape)``, with the inverse and
+
+.. math:: \log |\partial x / \partial u|
+
+per row. Maps saturate instead of overflowing: whatever ``u``, ``x`` is finite and in the closed support.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import helmert
+
+from qbvi.arrays import Array, array_namespace, device, to_numpy
+
+__all__ = [
+    "SUPPORTS",
+    "Bijection",
+    "Interval",
+    "Ordered",
+    "Positive",
+    "Real",
+    "Simplex",
+    "Support",
+    "UserDefinedError",
+    "support_from_spec",
+]
+
+Shape = tuple[int, ...]
+Function = Callable[[NDArray[np.float64]], Any]
+
+
+class UserDefinedError(ValueError):
+    """A saved specification needs a Python function that files do not hold."""
+
+
+class Support(ABC):
+    """A set of constrained values, as the image of R^k under a smooth one-to-one map."""
+
+    @abstractmethod
+    def unconstrained_size(self, shape: Shape) -> int:
+        """How many unconstrained numbers, k, one constrained value of ``shape`` needs."""
+
+    @abstractmethod
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """Map to the support: (n, k) -> ``(n, *shape)``."""
+
+    @abstractmethod
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """Map back: ``(n, *shape)`` -> (n, k). Values on the boundary give large finite numbers."""
+
+    @abstractmethod
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Log of the absolute Jacobian determinant of `constrain`: (n, k) -> (n,)."""
+
+    @abstractmethod
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether every value on the host lies in the closed support; with ``strict``, in its interior."""
+
+    def constrained_shape(self, shape: Shape) -> Shape:
+        """Shape of the constrained value that an unconstrained array of ``shape`` gives."""
+        return shape
+
+    def to_spec(self) -> dict[str, Any]:
+        """Describe this support by plain data that `support_from_spec` reads."""
+        return {"kind": type(self).__name__}
+
+
+class Elementwise(Support):
+    """A support that treats every number on its own, between ``low`` and ``high``."""
+
+    @abstractmethod
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper end of every entry, infinite where there is none: two arrays (k,)."""
+
+    def unconstrained_size(self, shape: Shape) -> int:
+        return math.prod(shape)
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        x = np.asarray(x, dtype=np.float64)
+        low, high = (np.reshape(end, np.shape(x)) for end in self.bounds(x.shape))
+        inside = (x > low) & (x < high) if strict else (x >= low) & (x <= high)
+        return bool(np.all(inside & np.isfinite(x)))
+
+
+@dataclass(frozen=True)
+class Real(Elementwise):
+    """The real line: the identity map.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Real().constrain(np.array([[1.0, 2.0]]), (2,))
+    array([[1., 2.]])
+    """
+
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper end of every entry: two arrays (k,)."""
+        return np.full(math.prod(shape), -np.inf), np.full(math.prod(shape), np.inf)
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x = u``, reshaped."""
+        return _shaped(u, shape)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``u = x``, laid flat."""
+        return _flat(x, shape)
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Zero."""
+        return _row_sum(array_namespace(u).zeros_like(u))
+
+
+@dataclass(frozen=True)
+class Positive(Elementwise):
+    """Positive numbers: ``x = exp(u)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Positive().constrain(np.array([[0.0]]), ())
+    array([1.])
+    >>> Positive().log_jacobian(np.array([[0.5]]), ())
+    array([0.5])
+    """
+
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper end of every entry: two arrays (k,)."""
+        return np.zeros(math.prod(shape)), np.full(math.prod(shape), np.inf)
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x = exp(u)``."""
+        return _shaped(bounded_exp(u), shape)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``u = log(x)``."""
+        return bounded_log(_flat(x, shape))
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """``sum(u)``."""
+        return _row_sum(u)
+
+
+@dataclass(frozen=True)
+class Interval(Elementwise):
+    """Numbers between ``low`` and ``high``; either end, or both, may be infinite.
+
+    ``x = low + (high - low) / (1 + exp(-u))`` between two finite ends, ``low + exp(u)`` above one,
+    ``high - exp(u)`` below one.
+
+    Parameters
+    ----------
+    low, high : float or array_like
+        The ends; arrays broadcast against the parameter's shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Interval(-1.0, 3.0).constrain(np.array([[-800.0, 0.0, 800.0]]), (3,))
+    array([[-1.,  1.,  3.]])
+    """
+
+    low: Any
+    high: Any
+
+    def __post_init__(self) -> None:
+        low, high = np.asarray(self.low, dtype=np.float64), np.asarray(self.high, dtype=np.float64)
+        both = np.isfinite(low) & np.isfinite(high)
+        if not np.all(low < high) or np.any(both & (high / 2 - low / 2 > np.finfo(np.float64).max / 4)):
+            msg = (
+                f"`low` must be below `high`, at a distance that a float can hold, got low={self.low}, high={self.high}"
+            )
+            raise ValueError(msg)
+        # Nested tuples rather than arrays: a support compares and hashes.
+        object.__setattr__(self, "low", _as_tuples(low.tolist()))
+        object.__setattr__(self, "high", _as_tuples(high.tolist()))
+
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper end of every entry: two arrays (k,)."""
+        low, high = (_broadcast_end(end, shape) for end in (self.low, self.high))
+        return low, high
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """The map of the class docstring, entry by entry."""
+        xp = array_namespace(u)
+        low, high, above, below = self._ends(u, shape)
+        tail = xp.exp(-xp.abs(u))
+        part = tail / (1 + tail)  # sigmoid(-|u|); measured from the nearer end, so that rounding cannot step over it
+        between = xp.where(u > 0, high - (high - low) * part, low + (high - low) * part)
+        half = xp.where(above, low + bounded_exp(u), xp.where(below, high - bounded_exp(u), u))
+        return _shaped(xp.where(above & below, between, half), shape)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``log(x - low) - log(high - x)`` between two finite ends, one of the two logarithms otherwise."""
+        xp = array_namespace(x)
+        x = _flat(x, shape)
+        low, high, above, below = self._ends(x, shape)
+        from_low, from_high = bounded_log(x - low), bounded_log(high - x)
+        half = xp.where(above, from_low, xp.where(below, from_high, x))
+        return xp.where(above & below, from_low - from_high, half)
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """``sum(log(high - low) - softplus(u) - softplus(-u))`` between two finite ends, ``sum(u)`` with one."""
+        xp = array_namespace(u)
+        low, high, above, below = self._ends(u, shape)
+        width = xp.where(above & below, high - low, xp.ones_like(u))
+        between = xp.log(width) - softplus(u) - softplus(-u)
+        return _row_sum(xp.where(above & below, between, xp.where(above | below, u, xp.zeros_like(u))))
+
+    def to_spec(self) -> dict[str, Any]:
+        """Describe this support by plain data; infinite ends become strings, which JSON can hold."""
+        return {"kind": "Interval", "low": _to_json(self.low), "high": _to_json(self.high)}
+
+    def _ends(self, u: Array, shape: Shape) -> tuple[Array, Array, Array, Array]:
+        """Ends with zero in place of infinity, and whether each is finite, each (k,) in the namespace of ``u``."""
+        xp = array_namespace(u)
+        low, high = self.bounds(shape)
+        above, below = np.isfinite(low), np.isfinite(high)
+        ends = (like(u, np.where(finite, end, 0.0)) for end, finite in ((low, above), (high, below)))
+        return *ends, xp.asarray(above, device=device(u)), xp.asarray(below, device=device(u))
+
+
+@dataclass(frozen=True)
+class Simplex(Support):
+    """Non-negative numbers that sum to one along the last axis, K of them from K - 1.
+
+    ``x = softmax(H' u)`` with the rows of ``H`` an orthonormal basis of the vectors that sum to zero, the isometric
+    log-ratio of compositional data. No category is singled out, and a symmetric Dirichlet has uncorrelated
+    coordinates, so a diagonal posterior loses little.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Simplex().constrain(np.zeros((1, 3)), (4,))
+    array([[0.25, 0.25, 0.25, 0.25]])
+    """
+
+    def unconstrained_size(self, shape: Shape) -> int:
+        """``K - 1`` for every vector along the last axis."""
+        if not shape or shape[-1] < 2:
+            msg = f"a Simplex needs `shape` to end in 2 or more categories, got {shape}"
+            raise ValueError(msg)
+        return math.prod(shape[:-1]) * (shape[-1] - 1)
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x = softmax(H' u)``."""
+        return array_namespace(u).exp(self.log_constrain(u, shape))
+
+    def log_constrain(self, u: Array, shape: Shape) -> Array:
+        """Logarithm of `constrain`, exact where that underflows: (n, k) -> ``(n, *shape)``."""
+        xp = array_namespace(u)
+        u = xp.reshape(u, (u.shape[0], *shape[:-1], shape[-1] - 1))
+        logits = u @ like(u, helmert(shape[-1]))
+        logits = logits - xp.max(logits, axis=-1, keepdims=True)
+        return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``u = H log(x)``."""
+        return self.unconstrain_log(bounded_log(x), shape)
+
+    def unconstrain_log(self, log_x: Array, shape: Shape) -> Array:
+        """`unconstrain` of what is known by its logarithm, up to a factor: ``(n, *shape)`` -> (n, k)."""
+        u = log_x @ like(log_x, helmert(shape[-1]).T)
+        return array_namespace(u).reshape(u, (u.shape[0], self.unconstrained_size(shape)))
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Of the first K - 1 entries, the measure of the Dirichlet density: ``sum(log x) + log(K) / 2``."""
+        constant = math.prod(shape[:-1]) * math.log(shape[-1]) / 2
+        return _row_sum(_flat(self.log_constrain(u, shape), shape)) + constant
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether entries are non-negative and sum to one within 1e-6."""
+        x = np.asarray(x, dtype=np.float64)
+        inside = x > 0 if strict else x >= 0
+        return bool(np.all(inside) and np.all(np.abs(np.sum(x, axis=-1) - 1) <= 1e-6))
+
+    def constrained_shape(self, shape: Shape) -> Shape:
+        """One category more along the last axis."""
+        return (*shape[:-1], shape[-1] + 1) if shape else (2,)
+
+
+@dataclass(frozen=True)
+class Ordered(Support):
+    """Numbers that increase along the last axis: the first is free, each next adds ``exp(u)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Ordered().constrain(np.array([[-1.0, 0.0, 0.0]]), (3,))
+    array([[-1.,  0.,  1.]])
+    """
+
+    def unconstrained_size(self, shape: Shape) -> int:
+        """As many as there are entries."""
+        if not shape:
+            msg = "an Ordered support needs a `shape` with a last axis to be ordered along, got ()"
+            raise ValueError(msg)
+        return math.prod(shape)
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x_1 = u_1, x_k = x_{k-1} + exp(u_k)``."""
+        xp = array_namespace(u)
+        u = _shaped(u, shape)
+        return xp.cumulative_sum(xp.concat([u[..., :1], bounded_exp(u[..., 1:])], axis=-1), axis=-1)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``u_1 = x_1, u_k = log(x_k - x_{k-1})``."""
+        xp = array_namespace(x)
+        increments = bounded_log(x[..., 1:] - x[..., :-1])
+        return _flat(xp.concat([x[..., :1], increments], axis=-1), shape)
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Sum of all ``u`` but the first along the last axis."""
+        increments = _shaped(u, shape)[..., 1:]
+        return _row_sum(_flat(increments, (*shape[:-1], shape[-1] - 1)))
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether the entries do not decrease along the last axis; with ``strict``, increase."""
+        x = np.asarray(x, dtype=np.float64)
+        steps = np.diff(x, axis=-1)
+        return bool(np.all(np.isfinite(x)) and np.all(steps > 0 if strict else steps >= 0))
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Bijection(Support):
+    """The user's own map from R^k, given by NumPy functions.
+
+    Parameters
+    ----------
+    forward : callable
+        ``u (k,) -> x``, an array of the parameter's shape.
+    inverse : callable, optional
+        ``x -> u (k,)``. Needed only where constrained values are given, such as starting values.
+    log_jacobian : callable, optional
+        ``u (k,) -> float``, the log absolute determinant of the derivative of ``forward``. Without it central
+        differences are taken, at 2 k calls of ``forward`` a point: about ten digits where ``forward`` is smooth at
+        unit scale, fewer in flat tails, and only for maps between equal dimensions.
+    unconstrained_size : int, optional
+        k; the number of entries of the parameter unless given.
+    vectorized : bool
+        Whether the functions take and return a leading axis of n points.
+
+    Examples
+    --------
+    The paper's GARCH(1, 1) parameters: ``omega`` in (0, 1), ``alpha`` and ``beta`` positive with a sum below one.
+
+    >>> import numpy as np
+    >>> from scipy.special import expit, logit
+    >>> def forward(psi):
+    ...     s1, s2, s3 = expit(psi)
+    ...     return np.array([s1, s2 * (1 - s3), s2 * s3])
+    >>> def inverse(x):
+    ...     omega, alpha, beta = x
+    ...     return logit([omega, alpha + beta, beta / (alpha + beta)])
+    >>> def log_jacobian(psi):
+    ...     s = expit(psi)
+    ...     return np.log(s * (1 - s)).sum() + np.log(s[1])
+    >>> garch = Bijection(forward, inverse, log_jacobian)
+    >>> garch.constrain(np.array([[-2.0, 3.0, 2.0]]), (3,)).round(3)
+    array([[0.119, 0.114, 0.839]])
+    """
+
+    forward: Function
+    inverse: Function | None
+    log_jacobian_function: Function | None
+    size: int | None
+    vectorized: bool
+
+    def __init__(
+        self,
+        forward: Function,
+        inverse: Function | None = None,
+        log_jacobian: Function | None = None,
+        unconstrained_size: int | None = None,
+        vectorized: bool = False,
+    ) -> None:
+        for name, function in (("forward", forward), ("inverse", inverse), ("log_jacobian", log_jacobian)):
+            _check_callable(name, function, optional=name != "forward")
+        values = (forward, inverse, log_jacobian, unconstrained_size, vectorized)
+        for field, value in zip(fields(self), values, strict=True):
+            object.__setattr__(self, field.name, value)
+
+    def __repr__(self) -> str:
+        return f"Bijection({getattr(self.forward, '__qualname__', type(self.forward).__name__)})"
+
+    def unconstrained_size(self, shape: Shape) -> int:
+        """The size given, or the number of entries."""
+        return math.prod(shape) if self.size is None else self.size
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """The user's ``forward``, through NumPy."""
+        return like(u, self._call("forward", self.forward, to_numpy(u), shape))
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """The user's ``inverse``, through NumPy."""
+        if self.inverse is None:
+            msg = f"{self!r} has no `inverse`, so constrained values cannot be mapped back; give Bijection(inverse=...)"
+            raise ValueError(msg)
+        return like(x, self._call("inverse", self.inverse, to_numpy(x), (self.unconstrained_size(shape),)))
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """The user's ``log_jacobian``, or central differences of ``forward``."""
+        points = to_numpy(u)
+        if self.log_jacobian_function is None:
+            return like(u, self._numerical_log_jacobian(points, shape))
+        return like(u, self._call("log_jacobian", self.log_jacobian_function, points, ()))
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether the values are finite; what ``forward`` can reach is known to the user alone."""
+        return bool(np.all(np.isfinite(np.asarray(x, dtype=np.float64))))
+
+    def constrained_shape(self, shape: Shape) -> Shape:
+        """Shape of ``forward`` at the origin."""
+        origin = np.zeros(math.prod(shape))
+        return np.shape(self.forward(origin[None]))[1:] if self.vectorized else np.shape(self.forward(origin))
+
+    def to_spec(self) -> dict[str, Any]:
+        """A marker: functions are not stored."""
+        return {"kind": "Bijection", "user_defined": True}
+
+    def _call(self, name: str, function: Function, points: NDArray[np.float64], shape: Shape) -> NDArray[np.float64]:
+        """Apply a user's function to all points and hold it to the shape it owes."""
+        if self.vectorized:
+            values = np.asarray(function(points), dtype=np.float64)
+        else:
+            # Copies: a function that writes into its argument must not change the other points.
+            values = np.asarray([function(point.copy()) for point in points], dtype=np.float64)
+        if values.shape != (len(points), *shape):
+            msg = (
+                f"`{name}` of {self!r} must return shape {shape} per point, got {values.shape[1:]}; "
+                "for a function of many points at once pass vectorized=True"
+            )
+            raise ValueError(msg)
+        return values
+
+    def _numerical_log_jacobian(self, u: NDArray[np.float64], shape: Shape) -> NDArray[np.float64]:
+        n, k = u.shape
+        if k != math.prod(shape):
+            msg = f"{self!r} maps {k} numbers to shape {shape}: give `log_jacobian`, a map between unequal sizes has no determinant"
+            raise ValueError(msg)
+        step = np.cbrt(np.finfo(np.float64).eps) * np.maximum(1.0, np.abs(u))
+        shift = step[:, :, None] * np.eye(k)  # (point, direction, coordinate)
+        ends = [(u[:, None, :] + sign * shift).reshape(n * k, k) for sign in (1.0, -1.0)]
+        ahead, behind = (self._call("forward", self.forward, end, shape).reshape(n, k, k) for end in ends)
+        return np.asarray(np.linalg.slogdet((ahead - behind) / (2 * step[:, :, None]))[1])
+
+
+SUPPORTS: dict[str, type[Support]] = {
+    kind.__name__: kind for kind in (Real, Positive, Interval, Simplex, Ordered, Bijection)
+}
+
+
+def support_from_spec(spec: Mapping[str, Any]) -> Support:
+    """Rebuild a support from what `Support.to_spec` gave.
+
+    Examples
+    --------
+    >>> support_from_spec(Interval(0.0, float("inf")).to_spec())
+    Interval(low=0.0, high=inf)
+    """
+    kind = spec.get("kind")
+    if kind not in SUPPORTS:
+        msg = f"`kind` of a support must be one of {', '.join(SUPPORTS)}, got {kind!r}"
+        raise ValueError(msg)
+    if kind == "Bijection":
+        msg = "the map is user-defined and files hold no code"
+        raise UserDefinedError(msg)
+    return SUPPORTS[kind](**{name: _from_json(value) for name, value in spec.items() if name != "kind"})
+
+
+def like(u: Array, host: ArrayLike) -> Array:
+    """Bring host numbers to the namespace, dtype and device of ``u``."""
+    return array_namespace(u).asarray(host, dtype=u.dtype, device=device(u))
+
+
+def bounded_exp(v: Array) -> Array:
+    """``exp(v)``, held within what the dtype can represent with room for sums of thousands."""
+    xp = array_namespace(v)
+    limit = -math.log(float(xp.finfo(v.dtype).smallest_normal)) - 8.0
+    return xp.exp(xp.clip(v, -limit, limit))
+
+
+def bounded_log(v: Array) -> Array:
+    """``log(v)``, with anything below the smallest normal number, negative ones included, taken as that number."""
+    xp = array_namespace(v)
+    return xp.log(xp.clip(v, float(xp.finfo(v.dtype).smallest_normal), None))
+
+
+def softplus(v: Array) -> Array:
+    """``log(1 + exp(v))`` without overflow; ``-softplus(-v)`` is the log of the logistic function."""
+    xp = array_namespace(v)
+    return xp.logaddexp(v, xp.zeros_like(v))
+
+
+def _check_callable(name: str, function: object, *, optional: bool) -> None:
+    if not callable(function) and not (optional and function is None):
+        msg = f"`{name}` must be a function{' or None' if optional else ''}, got {function!r}"
+        raise TypeError(msg)
+
+
+def _shaped(u: Array, shape: Shape) -> Array:
+    return array_namespace(u).reshape(u, (u.shape[0], *shape))
+
+
+def _flat(x: Array, shape: Shape) -> Array:
+    return array_namespace(x).reshape(x, (x.shape[0], math.prod(shape)))
+
+
+def _row_sum(terms: Array) -> Array:
+    return array_namespace(terms).sum(terms, axis=-1)
+
+
+def _broadcast_end(end: Any, shape: Shape) -> NDArray[np.float64]:
+    try:
+        return np.broadcast_to(np.asarray(end, dtype=np.float64), shape).reshape(-1)
+    except ValueError:
+        msg = f"the ends of an Interval must broadcast to the parameter's shape {shape}, got shape {np.shape(end)}"
+        raise ValueError(msg) from None
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    return value if math.isfinite(value) else str(value)
+
+
+def _from_json(value: Any) -> Any:
+    return [_from_json(item) for item in value] if isinstance(value, list) else float(value)
