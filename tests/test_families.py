@@ -7,7 +7,7 @@ from laws import FAMILIES, members
 
 from qbvi.arrays import pack_symmetric, to_numpy, unpack_symmetric
 from qbvi.families import DiagonalGaussian, Gaussian, Product
-from qbvi.steps import BoundedRate, CholeskyLog, Exponential, Plain, Retraction
+from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 
 NAMES = list(FAMILIES)
 
@@ -147,7 +147,7 @@ def test_a_plain_step_adds_to_the_natural_parameter(case, rng, xp):
     np.testing.assert_allclose(to_numpy(family.natural(moved)), to_numpy(family.natural(q) + update), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("step", [BoundedRate(), Exponential(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
 def test_every_step_agrees_with_the_plain_one_to_first_order(case, step, rng, xp):
     family, q = case
     update = small_update(family, rng, xp, size=1e-6)
@@ -156,7 +156,7 @@ def test_every_step_agrees_with_the_plain_one_to_first_order(case, step, rng, xp
     np.testing.assert_allclose(change, to_numpy(update), atol=1e-9)
 
 
-@pytest.mark.parametrize("step", [BoundedRate(), Exponential(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
 def test_every_step_but_the_plain_one_stays_inside_for_any_update(case, step, size, rng, xp):
     family, q = case
@@ -189,7 +189,7 @@ def test_the_factor_and_its_inverse_stay_inverse_over_many_noisy_steps(rng):
     q = family.start(np.zeros(6), 10.0 ** np.arange(-6.0, 6.0, 2.0))
     for _ in range(3000):
         noise = family.score(q, family.transport(q, rng.standard_normal((1, 6))))[0]
-        q, _ = Exponential()(family, q, 0.1 * (family.natural(target) - family.natural(q) + noise))
+        q, _ = ExponentialMap()(family, q, 0.1 * (family.natural(target) - family.natural(q) + noise))
     z = rng.standard_normal((5, 6))
     np.testing.assert_allclose(family.whiten(q, family.transport(q, z)), z, atol=1e-10)
     assert 0.01 < (family.sd(q) / family.sd(target)).min() < (family.sd(q) / family.sd(target)).max() < 100
@@ -218,7 +218,7 @@ def test_a_product_of_one_block_is_that_block(rng):
     cov = np.cov(rng.standard_normal((3, 9)))
     np.testing.assert_allclose(product.cov(product.from_moments(np.ones(3), cov)), cov, rtol=1e-12)
     update = 0.01 * rng.standard_normal(one.size)
-    moves = [Exponential()(family, family.from_moments(np.ones(3), cov), update)[0] for family in (one, product)]
+    moves = [ExponentialMap()(family, family.from_moments(np.ones(3), cov), update)[0] for family in (one, product)]
     np.testing.assert_array_equal(*moves)
 
 

@@ -14,7 +14,7 @@ from qbvi.estimators import Batch, ControlVariate, Estimator, LeaveOneOut, Resid
 from qbvi.families.base import Family
 from qbvi.naming import pick
 from qbvi.random import Antithetic, Draws, Independent, Sobol
-from qbvi.steps import BoundedRate, CholeskyLog, Exponential, Plain, Retraction, Step
+from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction, Step
 from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
 
@@ -31,7 +31,7 @@ DRAWS: dict[str, Draws] = {"independent": Independent(), "antithetic": Antitheti
 STEPS: dict[str, Step] = {
     "plain": Plain(),
     "bounded-rate": BoundedRate(),
-    "exponential": Exponential(),
+    "exponential": ExponentialMap(),
     "retraction": Retraction(),
     "cholesky-log": CholeskyLog(),
 }

@@ -41,9 +41,13 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from qbvi.results import example_fit
-    >>> to_arviz(example_fit(), draws=100, seed=1).posterior["beta"].shape
+    >>> import qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report
+    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
+    >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
+    >>> to_arviz(fit, draws=100, seed=1).posterior["beta"].shape
     (1, 100, 2)
     """
     build = pick("kind", kind, {"auto": _automatic, "inferencedata": _inference_data, "datatree": _data_tree})
@@ -51,11 +55,9 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
 
 
 def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:
-    posterior = fit.sample(draws, seed=rng)
-    groups = {
-        "posterior": _one_chain(posterior),
-        "sample_stats": {"lp": fit.log_prob(posterior, batched=True)[None]},
-    }
+    u = fit.draw_unconstrained(draws, rng)
+    log_q = fit.family.log_prob(fit.q, u) - fit.model.log_jacobian(u)
+    groups = {"posterior": _one_chain(fit.model.constrain(u)), "sample_stats": {"lp": np.asarray(log_q)[None]}}
     prior = fit.model.sample_prior(rng, draws)
     return groups if prior is None else {**groups, "prior": _one_chain(prior)}
 

@@ -183,7 +183,8 @@ class _Run:
             theta = self.algorithm.ask(self.family, state, self._draws)
             values = self._evaluate(theta, self._rows)
             left = state.q
-            state, info = self.algorithm.tell(self.family, self.eta, state, theta, values)
+            with np.errstate(all="ignore"):  # a step that overflows is refused, and counted, in `tell`
+                state, info = self.algorithm.tell(self.family, self.eta, state, theta, values)
             yield _Turn(left, info)
 
     def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import cycle
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
-from scipy.special import chdtri
-from scipy.stats import gaussian_kde
+from scipy.stats import beta, gaussian_kde
 
-from qbvi.distributions.base import Distribution, Independent
+from qbvi.arrays import to_numpy
+from qbvi.distributions import Dirichlet, Distribution
+from qbvi.distributions.base import Independent
 from qbvi.naming import nearest
-from qbvi.results import Fit, Marginal
+from qbvi.results import Block, Fit, Marginal
+from qbvi.supports import Interval, Simplex
 
 try:
     from matplotlib.axes import Axes
@@ -40,10 +44,12 @@ _MAX_PANELS = 24
 # Okabe and Ito's palette, told apart by readers with any colour vision.
 _BLUE, _VERMILION, _INK, _GREY = "#0072B2", "#D55E00", "#333333", "#8C8C8C"
 _MARKS = (("#D55E00", "D"), ("#009E73", "o"), ("#CC79A7", "s"), ("#E69F00", "^"))
-_LEVELS = (0.5, 0.95)
+_REGIONS = {0.95: 0.15, 0.5: 0.3}  # credible level, and how opaque it is drawn
+_DASHES = ((0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 _PRIOR_DRAWS = 20_000
 _CLOUD = 1000  # reference draws shown in a pair
 _BINS = 60
+_FINEST = 1e-9  # of a value: what an axis can still tell apart
 
 
 def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, ax: Axes | None = None) -> Figure:
@@ -63,24 +69,34 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report, Trace
+    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
+    >>> bound = -9.0 / np.arange(1, 6)
+    >>> trace = Trace(np.arange(1, 6), bound, bound, bound, bound, bound, np.zeros((5, 2)), np.ones((5, 2)))
+    >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, Report(elbo=-1.8, elbo_se=0.1, trace=trace))
+    >>> plot_trace(fit, reference={"optimum": -1.7}).axes[0].get_ylabel()
+    'lower bound (nats)'
     """
     trace = fit.trace
     if not len(trace):
         msg = "`fit` must have made at least one iteration to have a trace, got 0"
         raise ValueError(msg)
-    figure = _figure(_ONE_COLUMN, 2.5) if ax is None else ax.figure
+    figure: Any = _figure(_ONE_COLUMN, 2.5) if ax is None else ax.figure
     ax = figure.add_subplot() if ax is None else ax
     references = reference if isinstance(reference, Mapping) else {} if reference is None else {"reference": reference}
-    _draw_bound(ax, fit, legend=True)
-    for (label, value), dashes in zip(references.items(), _dashes(len(references)), strict=True):
+    _draw_bound(ax, fit)
+    _draw_final(ax, fit)
+    for (label, value), dashes in zip(references.items(), cycle(_DASHES), strict=False):
         ax.axhline(value, color=_INK, lw=0.9, ls=dashes, label=label, zorder=4)
-    low, high = _settled_range(fit, list(references.values()))
-    ax.set_ylim(low, high)
-    _tidy(ax, "evaluations of the log-likelihood", "lower bound (nats)")
-    if np.nanmin(trace.elbo_smooth) < low - 4 * (high - low):
-        _draw_whole_run(ax, fit)
+    _frame_bound(ax, fit, list(references.values()))
     _legend_above(figure, ax)
-    return figure
+    return cast("Figure", figure)
 
 
 def plot_marginals(
@@ -112,6 +128,18 @@ def plot_marginals(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report, Trace
+    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
+    >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
+    >>> figure = plot_marginals(fit, names={"beta[1]": "age"}, points={"truth": {"beta": [0.1, 0.2]}})
+    >>> [ax.get_title() for ax in figure.axes]
+    ['age']
     """
     entries = _select(fit, names, _MAX_PANELS)
     marks, draws = _marks(fit, points), _flatten(fit, reference, batched=True)
@@ -120,12 +148,12 @@ def plot_marginals(
     figure = _figure(_ONE_COLUMN if columns <= 2 else _TWO_COLUMNS, 1.4 * rows + 0.35)
     for place, entry in enumerate(entries):
         ax = figure.add_subplot(rows, columns, place + 1)
-        x, density = _density(fit, entry.index)
-        _draw_reference(ax, draws[:, entry.index])
-        _draw_density(ax, x, density)
-        _draw_prior(ax, fit, entry.index, prior)
-        _draw_lines(ax, marks, entry.index)
-        _frame_density(ax, x, density, [values[entry.index] for values in marks.values()])
+        x, density = _density(fit, entry.place)
+        _draw_density(ax, x, density, draws[:, entry.place])
+        if prior:
+            _draw_prior(ax, fit, entry.place, _limits(x, density))
+        _draw_lines(ax, marks, entry.place)
+        _frame_density(ax, density, _limits(x, density, [values[entry.place] for values in marks.values()]))
         ax.set_title(entry.title, fontsize=8.5, color=_INK, pad=3)
     _legend_above(figure, *figure.axes)
     return figure
@@ -155,6 +183,17 @@ def plot_pairs(
     Returns
     -------
     matplotlib.figure.Figure
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report, Trace
+    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
+    >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
+    >>> len(plot_pairs(fit).axes)
+    3
     """
     entries = _select(fit, names, max_parameters)
     if len(entries) < 2:
@@ -164,29 +203,26 @@ def plot_pairs(
     k = len(entries)
     side = max(_ONE_COLUMN, min(_TWO_COLUMNS, 1.3 * k))
     figure = _figure(side, side)
-    grid = figure.subplots(k, k, squeeze=False)
-    limits = [
-        _limits(*_density(fit, entry.index), [values[entry.index] for values in marks.values()]) for entry in entries
-    ]
+    grid: Any = figure.subplots(k, k, squeeze=False)
+    limits = [_pair_limits(fit, entry.place, [values[entry.place] for values in marks.values()]) for entry in entries]
     for row, column in np.ndindex(k, k):
         ax = grid[row, column]
         if column > row:
             ax.remove()
-            continue
-        if column == row:
-            _draw_diagonal(ax, fit, entries[row].index, marks, draws)
+        elif column == row:
+            _draw_diagonal(ax, fit, entries[row].place, limits[row], (marks, draws))
         else:
-            _draw_pair(ax, fit, (entries[column].index, entries[row].index), marks, draws)
-            ax.set_ylim(limits[row])
-        ax.set_xlim(limits[column])
-        _corner_axes(ax, entries, (row, column))
+            _draw_pair(ax, fit, (entries[column].place, entries[row].place), marks, draws)
+            ax.set(xlim=limits[column], ylim=limits[row])
+        if column <= row:
+            _corner_axes(ax, entries, (row, column), side / k)
     figure.align_labels()
-    _legend_in_corner(figure, grid[-1, 0], grid[0, 0])
+    _legend_in_corner(figure)
     return figure
 
 
 class _Entry(NamedTuple):
-    index: int
+    place: int  # among the labels
     title: str
 
 
@@ -201,7 +237,8 @@ class _Picture(Figure):
 
 def _figure(width: float, height: float) -> Figure:
     figure = _Picture(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, hspace=0.02, wspace=0.02)
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.03, h_pad=0.03, hspace=0.02, wspace=0.02)
     return figure
 
 
@@ -256,143 +293,179 @@ def _marks(fit: Fit, points: Points | None) -> dict[str, Floats]:
     return {label: _flatten(fit, values, batched=False)[0] for label, values in (points or {}).items()}
 
 
-def _density(fit: Fit, index: int) -> tuple[Floats, Floats]:
+def _block(fit: Fit, place: int) -> Block:
+    return next(block for block in fit.blocks if block.entries.start <= place < block.entries.stop)
+
+
+def _support(fit: Fit, place: int) -> Interval:
+    """Where one entry lives, as far as it is known."""
+    if place in fit.marginals:
+        return fit.marginals[place].support
+    return (
+        Interval(0.0, 1.0) if isinstance(_block(fit, place).prior.support, Simplex) else Interval(-math.inf, math.inf)
+    )
+
+
+def _density(fit: Fit, place: int) -> tuple[Floats, Floats]:
     """Values and posterior density of one entry: (n,), (n,)."""
-    marginal = fit.marginals.get(index)
-    if marginal is not None:
-        return marginal.density(np.linspace(-4.5, 4.5, 601))
-    draws = fit.fixed_draws[:, index]
-    margin = 0.1 * np.ptp(draws)
-    x = np.linspace(draws.min() - margin, draws.max() + margin, 401)
-    return x, gaussian_kde(draws)(x)
+    if place in fit.marginals:
+        z = np.linspace(-4.5, 4.5, 601)
+        return fit.marginals[place].at(z), fit.marginals[place].density_at(z)
+    draws, support = fit.fixed_draws[:, place], _support(fit, place)
+    u = support.unconstrain(draws, ())[:, 0]
+    margin = 0.1 * np.ptp(u)
+    x = np.asarray(support.constrain(np.linspace(u.min() - margin, u.max() + margin, 401)[:, None], ()))
+    return x, _smoothed(draws, support, x)
 
 
-def _prior_density(fit: Fit, index: int, x: Floats) -> Floats | None:
-    """Prior density of one entry at x (n,), or None where the prior is improper or has no mass near x."""
-    block = next(b for b in fit.blocks if b.entries.start <= index < b.entries.stop)
-    prior, j = block.prior, index - block.entries.start
+def _prior_density(fit: Fit, place: int, x: Floats) -> Floats | None:
+    """Prior density of one entry at x (n,), or None where the prior is improper."""
+    block = _block(fit, place)
+    prior, j, support = block.prior, place - block.entries.start, _support(fit, place)
     if not prior.can_sample:
         return None
     if math.prod(block.shape) == 1:
-        return np.exp(np.asarray(prior.log_prob(x.reshape(-1, *block.shape))))
+        return np.exp(to_numpy(prior.log_prob(x.reshape(-1, *block.shape))))
+    if isinstance(prior, Dirichlet):
+        return _dirichlet_density(prior, j, x)
+    if place in fit.marginals and prior.quadratic() is not None:
+        return _gaussian_prior(prior, j, fit.marginals[place]).density(x)
     if isinstance(prior, Independent):
-        return np.exp(prior.log_prob_entry(x, j))
-    return _smoothed(prior.sample(np.random.default_rng(0), _PRIOR_DRAWS).reshape(_PRIOR_DRAWS, -1)[:, j], x)
+        return _independent_density(prior, j, support, x)
+    return _smoothed(prior.sample(np.random.default_rng(0), _PRIOR_DRAWS).reshape(_PRIOR_DRAWS, -1)[:, j], support, x)
 
 
-def _smoothed(draws: Floats, x: Floats) -> Floats | None:
-    """Kernel estimate at x from the draws near x, so that far outliers do not widen the kernel."""
-    near = draws[np.abs(draws - np.mean(x[[0, -1]])) <= 2 * np.ptp(x)]
-    return gaussian_kde(near)(x) * (len(near) / len(draws)) if len(near) >= 100 else None
+def _dirichlet_density(prior: Dirichlet, j: int, x: Floats) -> Floats:
+    """One entry of a Dirichlet is Beta."""
+    c = prior.concentration
+    rest = (c.sum(axis=-1, keepdims=True) - c).reshape(-1)
+    return to_numpy(beta.pdf(x, c.reshape(-1)[j], rest[j]))
 
 
-def _limits(x: Floats, density: Floats, marked: Sequence[float]) -> tuple[float, float]:
+def _gaussian_prior(prior: Distribution, j: int, posterior: Marginal) -> Marginal:
+    linear, precision = prior.quadratic()  # type: ignore[misc]
+    cov = np.linalg.inv(precision) if precision.ndim == 2 else np.diag(1 / precision)
+    return posterior._replace(loc=float((cov @ linear)[j]), scale=float(cov[j, j] ** 0.5))
+
+
+def _independent_density(prior: Independent, j: int, support: Interval, x: Floats) -> Floats:
+    u = np.zeros((len(x), prior.dim))
+    u[:, [j]] = support.unconstrain(x, ())
+    entries = prior._log_kernel(u) + prior._log_constant()
+    return to_numpy(np.exp(entries[:, j] - support.log_jacobian(u[:, [j]], ())))
+
+
+def _smoothed(draws: Floats, support: Interval, x: Floats) -> Floats:
+    """Kernel estimate of the density at x, made where there are no boundaries."""
+    u, at = support.unconstrain(draws, ())[:, 0], support.unconstrain(x, ())
+    kernel = gaussian_kde(u, bw_method=lambda k: 1.6 * k.scotts_factor())
+    return to_numpy(kernel(at[:, 0]) / np.exp(support.log_jacobian(at, ())))
+
+
+def _limits(x: Floats, density: Floats, marked: Sequence[float] = ()) -> tuple[float, float]:
     """Where the density is visible, widened to hold what is marked."""
     visible = x[density > 0.005 * density.max()]
     ends = np.array([visible.min(), visible.max(), *(value for value in marked if np.isfinite(value))])
-    margin = 0.03 * np.ptp(ends)
+    margin = max(0.03 * np.ptp(ends), _FINEST * np.abs(ends).max())
     # A marked point needs room beside it; a density that ends at its own bound does not.
-    low = ends.min() - (margin if ends.min() < visible.min() else 0)
-    high = ends.max() + (margin if ends.max() > visible.max() else 0)
+    piled_up = np.ptp(ends) < margin
+    low = ends.min() - (margin if piled_up or ends.min() < visible.min() else 0)
+    high = ends.max() + (margin if piled_up or ends.max() > visible.max() else 0)
     return float(low), float(high)
 
 
-def _draw_density(ax: Axes, x: Floats, density: Floats) -> None:
-    ax.fill_between(x, density, color=_BLUE, alpha=0.15, lw=0)
+def _pair_limits(fit: Fit, place: int, marked: Sequence[float]) -> tuple[float, float]:
+    """`_limits` that also hold the outer region."""
+    reach = fit.quantiles(np.array([0.005, 0.995]))[:, place]
+    return _limits(*_density(fit, place), [*marked, *reach])
+
+
+def _draw_density(ax: Axes, x: Floats, density: Floats, reference: Floats) -> None:
     ax.plot(x, density, color=_BLUE, lw=1.4, label="posterior")
+    held = reference[np.isfinite(reference)]
+    if len(held):
+        ends = np.quantile(held, [0.001, 0.999])
+        bins = np.linspace(ends[0], ends[1], int(np.clip(2 * len(held) ** (1 / 3), 12, 40)))
+        # Heights by hand: draws beyond the bins count too.
+        heights = np.histogram(held, bins)[0] / len(held) / np.diff(bins)
+        ax.stairs(heights, bins, fill=True, color="#D4D4D4", zorder=0, label="reference")
+    else:
+        ax.fill_between(x, density, color=_BLUE, alpha=0.15, lw=0)
 
 
-def _draw_prior(ax: Axes, fit: Fit, index: int, wanted: bool) -> None:
-    low, high = _limits(*_density(fit, index), [])
-    x = np.linspace(low, high, 301)[1:-1]
-    density = _prior_density(fit, index, x) if wanted else None
+def _draw_prior(ax: Axes, fit: Fit, place: int, limits: tuple[float, float]) -> None:
+    x = np.linspace(*limits, 301)[1:-1]  # the ends may lie on the boundary of the support
+    density = _prior_density(fit, place, x)
     if density is not None:
-        ax.plot(x, density, color=_INK, lw=0.9, ls=(0, (4, 2)), label="prior")
+        ax.plot(x, density, color=_INK, lw=0.9, ls=_DASHES[0], label="prior")
 
 
-def _draw_reference(ax: Axes, draws: Floats) -> None:
-    draws = draws[np.isfinite(draws)]
-    if len(draws):
-        ends = np.quantile(draws, [0.001, 0.999])
-        bins = np.linspace(*ends, int(np.clip(len(draws) ** (1 / 3) * 2, 12, 50)))
-        inside = draws[(draws >= ends[0]) & (draws <= ends[1])]
-        ax.hist(inside, bins=bins, density=True, color="#D9D9D9", lw=0, label="reference")
-
-
-def _draw_lines(ax: Axes, marks: Mapping[str, Floats], index: int) -> None:
+def _draw_lines(ax: Axes, marks: Mapping[str, Floats], place: int) -> None:
     for (label, values), (colour, marker) in zip(marks.items(), _MARKS, strict=False):
-        if np.isfinite(values[index]):
-            ax.axvline(values[index], color=colour, lw=1.1, ymax=0.97, zorder=3)
+        if np.isfinite(values[place]):
+            x = [values[place]] * 2
+            across = ax.get_xaxis_transform()
             ax.plot(
-                values[index],
-                0.97,
-                transform=ax.get_xaxis_transform(),
-                color=colour,
-                marker=marker,
-                ms=3.5,
-                lw=1.1,
-                label=label,
+                x, [0, 0.96], color=colour, lw=1.1, marker=marker, ms=3.5, markevery=[1], transform=across, label=label
             )
 
 
-def _frame_density(ax: Axes, x: Floats, density: Floats, marked: Sequence[float]) -> None:
-    ax.set_xlim(_limits(x, density, marked))
-    bars = [patch.get_height() for patch in ax.patches]
-    ax.set_ylim(0, 1.12 * max(density.max(), *bars, 0))
-    ax.set_yticks([])
+def _frame_density(ax: Axes, density: Floats, limits: tuple[float, float]) -> None:
+    ax.set(xlim=limits, ylim=(0, 1.15 * density.max()), yticks=[])
     ax.xaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
     _tidy(ax)
     ax.spines["left"].set_visible(False)
 
 
-def _draw_diagonal(ax: Axes, fit: Fit, index: int, marks: Mapping[str, Floats], draws: Floats) -> None:
-    x, density = _density(fit, index)
-    _draw_reference(ax, draws[:, index])
-    _draw_density(ax, x, density)
-    for (_, values), (colour, _) in zip(marks.items(), _MARKS, strict=False):
-        if np.isfinite(values[index]):
-            ax.axvline(values[index], color=colour, lw=1.0)
-    _frame_density(ax, x, density, [])
+def _draw_diagonal(
+    ax: Axes, fit: Fit, place: int, limits: tuple[float, float], others: tuple[Mapping[str, Floats], Floats]
+) -> None:
+    marks, draws = others
+    x, density = _density(fit, place)
+    _draw_density(ax, x, density, draws[:, place])
+    _draw_lines(ax, marks, place)
+    _frame_density(ax, density, limits)
 
 
 def _draw_pair(ax: Axes, fit: Fit, pair: tuple[int, int], marks: Mapping[str, Floats], draws: Floats) -> None:
     cloud = draws[:_CLOUD, list(pair)]
-    if np.isfinite(cloud).all() and len(cloud):
-        ax.plot(*cloud.T, ".", color="#A6A6A6", ms=1.6, mew=0, alpha=0.5, rasterized=True, label="reference")
-    both = [fit.marginals.get(i) for i in pair]
-    if None not in both:
-        _draw_ellipses(ax, both, _correlation(fit, pair))  # type: ignore[arg-type]
+    if len(cloud) and np.isfinite(cloud).all():
+        ax.plot(cloud[:, 0], cloud[:, 1], ".", color="#9A9A9A", ms=2, mew=0, alpha=0.5, rasterized=True)
+    if all(place in fit.marginals for place in pair):
+        _draw_ellipses(ax, [fit.marginals[place] for place in pair], _correlation(fit, pair))
     else:
-        _draw_regions(ax, fit.fixed_draws[:, list(pair)])
-    for (label, values), (colour, marker) in zip(marks.items(), _MARKS, strict=False):
-        at = values[list(pair)]
-        if np.isfinite(at).all():
-            ax.plot(*at, marker, color=colour, ms=3.5, mew=0, label=label)
+        _draw_regions(ax, fit.fixed_draws[:, list(pair)], [_support(fit, place) for place in pair])
+    for values, (colour, marker) in zip(marks.values(), _MARKS, strict=False):
+        x, y = values[list(pair)]
+        if np.isfinite(x + y):
+            ax.plot(x, y, marker, color=colour, ms=3.5, mew=0)
 
 
 def _draw_ellipses(ax: Axes, both: Sequence[Marginal], correlation: float) -> None:
     """Images of the Gaussian's ellipses of probability p, of squared radius -2 log(1 - p)."""
     angle = np.linspace(0, 2 * np.pi, 241)
     first, second = np.cos(angle), correlation * np.cos(angle) + math.sqrt(1 - correlation**2) * np.sin(angle)
-    for level, alpha in zip(_LEVELS, (0.35, 0.15), strict=True):
+    for level, alpha in _REGIONS.items():
         radius = math.sqrt(-2 * math.log1p(-level))
         x, y = both[0].at(radius * first), both[1].at(radius * second)
         ax.fill(x, y, facecolor=_BLUE, alpha=alpha, lw=0)
         ax.plot(x, y, color=_BLUE, lw=0.9)
 
 
-def _draw_regions(ax: Axes, draws: Floats) -> None:
-    """Regions of highest density of a smoothed histogram of draws (n, 2)."""
-    ends = np.quantile(draws, [0.0005, 0.9995], axis=0)
-    margin = 0.1 * (ends[1] - ends[0])
+def _draw_regions(ax: Axes, draws: Floats, supports: Sequence[Interval]) -> None:
+    """Images of the regions of highest density of a smoothed histogram, made where there are no boundaries: draws (n, 2)."""
+    u = np.concatenate([support.unconstrain(draws[:, i], ()) for i, support in enumerate(supports)], axis=1)
+    ends = np.quantile(u, [0.0005, 0.9995], axis=0)
+    margin = 0.15 * (ends[1] - ends[0])
     edges = [np.linspace(low, high, _BINS + 1) for low, high in zip(ends[0] - margin, ends[1] + margin, strict=True)]
-    mass = gaussian_filter(np.histogram2d(*draws.T, bins=edges)[0], _BINS / 25)
-    ordered = np.sort(mass.ravel())[::-1]
-    held = np.cumsum(ordered) / ordered.sum()
-    heights = [ordered[np.searchsorted(held, level)] for level in reversed(_LEVELS)]
-    centres = [(edge[1:] + edge[:-1]) / 2 for edge in edges]
-    ax.contourf(*centres, mass.T, levels=[*heights, mass.max()], colors=[_BLUE, _BLUE], alpha=0.2)
-    ax.contour(*centres, mass.T, levels=heights, colors=[_BLUE], linewidths=0.9)
+    mass = gaussian_filter(np.histogram2d(u[:, 0], u[:, 1], bins=edges)[0], _BINS / 30)
+    bins = [np.clip(np.searchsorted(edge, u[:, i]) - 1, 0, _BINS - 1) for i, edge in enumerate(edges)]
+    centres = [support.constrain((e[1:] + e[:-1])[:, None] / 2, ()) for support, e in zip(supports, edges, strict=True)]
+    for level, alpha in _REGIONS.items():
+        # Set by the draws themselves, so that the region holds its probability however much is smoothed.
+        height = np.quantile(mass[bins[0], bins[1]], 1 - level)
+        ax.contourf(*centres, mass.T, levels=[height, 2 * mass.max()], colors=[_BLUE], alpha=alpha)
+        ax.contour(*centres, mass.T, levels=[height], colors=[_BLUE], linewidths=0.9)
 
 
 def _correlation(fit: Fit, pair: tuple[int, int]) -> float:
@@ -402,64 +475,77 @@ def _correlation(fit: Fit, pair: tuple[int, int]) -> float:
     return float(np.clip(block[0, 1] / math.sqrt(block[0, 0] * block[1, 1]), -1, 1))
 
 
-def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int]) -> None:
-    """Name the outer axes only."""
+def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int], side: float) -> None:
+    """Name the outer axes only, in lines that fit beside a panel of ``side`` inches."""
     row, column = place
-    last = len(entries) - 1
-    _tidy(ax, entries[column].title if row == last else "", entries[row].title if 0 == column < row else "")
-    ax.xaxis.set_major_locator(MaxNLocator(3, prune="both"))
-    ax.tick_params(axis="x", labelrotation=45, labelbottom=row == last, labelsize=7)
-    if row == column:
+    last, small = len(entries) - 1, side < 1.2
+    titles = [textwrap.fill(entry.title, max(6, int(side * 0.9 * 72 / 4.4))) for entry in entries]
+    _tidy(ax, titles[column] if row == last else "", titles[row] if 0 == column < row else "")
+    ax.xaxis.set_major_locator(MaxNLocator(3 if small else 4, prune="both" if small else None))
+    ax.tick_params(axis="x", labelrotation=45 if small else 0, labelbottom=row == last)
+    if small:
+        ax.xaxis.label.set_fontsize(7.5)
+        ax.yaxis.label.set_fontsize(7.5)
+        ax.tick_params(labelsize=6.5)
+    if row != column:
+        ax.yaxis.set_major_locator(MaxNLocator(3 if small else 4, prune="both" if small else None))
+        ax.tick_params(axis="y", labelleft=column == 0)
+    else:
         ax.spines["left"].set_visible(False)
-        return
-    ax.yaxis.set_major_locator(MaxNLocator(3, prune="both"))
-    ax.tick_params(axis="y", labelleft=column == 0, labelsize=7)
 
 
-def _draw_bound(ax: Axes, fit: Fit, legend: bool) -> None:
-    trace = fit.trace
-    ax.plot(trace.n_evals, trace.elbo, color=_BLUE, alpha=0.35, lw=0.6, label="each iteration")
-    ax.plot(trace.n_evals, trace.elbo_smooth, color=_BLUE, lw=1.4, label="smoothed")
-    if legend and math.isfinite(fit.elbo):
+def _draw_bound(ax: Axes, fit: Fit) -> None:
+    ax.plot(fit.trace.n_evals, fit.trace.elbo, color=_BLUE, alpha=0.35, lw=0.6, label="each iteration")
+    ax.plot(fit.trace.n_evals, fit.trace.elbo_smooth, color=_BLUE, lw=1.4, label="smoothed")
+
+
+def _draw_final(ax: Axes, fit: Fit) -> None:
+    if math.isfinite(fit.elbo):
         spread = 2 * fit.elbo_se if math.isfinite(fit.elbo_se) else 0.0
         ax.axhspan(fit.elbo - spread, fit.elbo + spread, color=_VERMILION, alpha=0.3, lw=0)
         ax.axhline(fit.elbo, color=_VERMILION, lw=0.9, label="final estimate ± 2 s.e.")
 
 
+def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
+    """Show the second half of the run in full; a high rise before it goes to an inset."""
+    low, high = _settled_range(fit, references)
+    smooth = np.where(np.isfinite(fit.trace.elbo_smooth), fit.trace.elbo_smooth, low)
+    span, start = high - low, smooth.min()
+    settled_early = np.mean(smooth < low - span) < 0.4
+    inset = start < low - 5 * span and settled_early
+    bottom = low - (1.3 if inset else 0.6) * span if settled_early else smooth[len(smooth) // 8]
+    ax.set_ylim(max(bottom, start - 0.05 * span), high + 0.12 * span)
+    _tidy(ax, "evaluations of the log-likelihood", "lower bound (nats)")
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    if inset:
+        _draw_whole_run(ax, fit)
+
+
 def _settled_range(fit: Fit, references: Sequence[float]) -> tuple[float, float]:
-    """Limits that show the second half of the run, the final estimate and the references, with room below for the rise."""
+    """What the axis must show: the second half of the run, the final estimate and the references."""
     late = fit.trace.elbo[len(fit.trace) // 2 :]
     late = late[np.isfinite(late)]
-    held = [*np.quantile(late, [0.02, 0.98])] if len(late) else []
+    held = [*np.quantile(late, [0.01, 0.99])] if len(late) else []
     held += [v for v in (fit.elbo - 3 * fit.elbo_se, fit.elbo + 3 * fit.elbo_se, *references) if math.isfinite(v)]
     low, high = (min(held), max(held)) if held else (0.0, 1.0)
-    span = max(high - low, 1e-3 * max(1.0, abs(high)))
-    return low - 0.8 * span, high + 0.15 * span
+    return low, max(high, low + 1e-3 * max(1.0, abs(low)))
 
 
 def _draw_whole_run(ax: Axes, fit: Fit) -> None:
-    inset = ax.inset_axes((0.56, 0.14, 0.41, 0.3))
-    _draw_bound(inset, fit, legend=False)
+    inset = ax.inset_axes((0.56, 0.14, 0.41, 0.27))
+    _draw_bound(inset, fit)
     _tidy(inset)
     inset.set_title("whole run", fontsize=6.5, color=_INK, pad=2)
     inset.tick_params(labelsize=6, length=2, pad=1.5)
-    inset.xaxis.set_major_locator(MaxNLocator(2))
-    inset.yaxis.set_major_locator(MaxNLocator(2))
-    inset.xaxis.set_major_formatter(FuncFormatter(_thousands))
-    inset.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    for axis in (inset.xaxis, inset.yaxis):
+        axis.set_major_locator(MaxNLocator(2))
+        axis.set_major_formatter(FuncFormatter(_thousands))
 
 
 def _thousands(value: float, _position: int) -> str:
-    return (
-        f"{value:,.0f}".replace("-", "\N{MINUS SIGN}")
-        if value == round(value)
-        else f"{value:g}".replace("-", "\N{MINUS SIGN}")
-    )
-
-
-def _dashes(count: int) -> list[tuple[int, tuple[float, ...]]]:
-    patterns: list[tuple[int, tuple[float, ...]]] = [(0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5))]
-    return [patterns[i % len(patterns)] for i in range(count)]
+    text = f"{value:,.0f}" if value == round(value) else f"{value:g}"
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _tidy(ax: Axes, xlabel: str = "", ylabel: str = "") -> None:
@@ -483,19 +569,16 @@ def _handles(*axes: Axes) -> dict[str, Any]:
 
 def _legend_above(figure: Any, *axes: Axes) -> None:
     found = _handles(*axes)
-    columns = min(len(found), 5 if figure.get_figwidth() > 4 else 2)
-    options = {
-        "frameon": False,
-        "fontsize": 7.5,
-        "labelcolor": _INK,
-        "ncols": columns,
-        "handlelength": 1.8,
-        "columnspacing": 1.4,
-    }
-    figure.legend(found.values(), found.keys(), loc="outside upper center", **options)
+    width = sum(len(label) + 6 for label in found)  # in letters, of which a column holds about fifty
+    columns = len(found) if width < 15 * figure.get_figwidth() else 3 if figure.get_figwidth() > 4 else 2
+    spacing = {"handlelength": 1.8, "columnspacing": 1.4}
+    place = {"loc": "outside upper center", "ncols": columns}
+    figure.legend(found.values(), found.keys(), frameon=False, fontsize=7.5, labelcolor=_INK, **place, **spacing)
 
 
-def _legend_in_corner(figure: Any, *axes: Axes) -> None:
+def _legend_in_corner(figure: Any) -> None:
     """Use the empty half of a corner plot."""
-    found = _handles(*axes)
-    figure.legend(found.values(), found.keys(), loc="upper right", frameon=False, fontsize=8, labelcolor=_INK)
+    found = _handles(*figure.axes)
+    levels = ", ".join(f"{level:.0%}".replace("%", " %") for level in sorted(_REGIONS))
+    labels = [f"{label} ({levels})" if label == "posterior" else label for label in found]
+    figure.legend(found.values(), labels, loc="upper right", frameon=False, fontsize=7.5, labelcolor=_INK)

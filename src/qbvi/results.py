@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import html
+import importlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,21 +16,23 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from qbvi.arrays import to_numpy
+from qbvi.distributions import Distribution
 from qbvi.evaluate.failures import Failure
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
 from qbvi.random import Independent, Sobol
-from qbvi.supports import Interval, Positive, Real, Support
+from qbvi.supports import Elementwise, Interval, Real
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Block", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace", "blocks"]
+__all__ = ["Block", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace"]
 
 Floats = NDArray[np.float64]
 Structure = Any  # of the prior: a dict of arrays where parameters are named, one array where they are not
 
 _DRAWS = 2**13  # for moments that have no closed form
+_LARGEST_LOG = 300.0  # of a density: one piled up on a boundary stays finite
 _SOBOL_MAX_DIM = 1024  # beyond, a scrambled Sobol sequence costs memory and gains nothing
 
 
@@ -72,6 +76,8 @@ class Trace:
         length = len(self.n_evals)
         for name in self.names():
             array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
+            if not array.size and length == 0:
+                array = array.reshape(0, 0) if name in ("mean", "sd") else array
             if array.ndim != (2 if name in ("mean", "sd") else 1) or len(array) != length:
                 msg = f"`{name}` must have one entry for each of the {length} iterations, got shape {array.shape}"
                 raise ValueError(msg)
@@ -79,9 +85,15 @@ class Trace:
             object.__setattr__(self, name, array)
 
     @classmethod
+    def empty(cls) -> Trace:
+        """Return the trace of no iterations."""
+        none = np.empty(0)
+        return cls(np.empty(0, dtype=np.int64), none, none, none, none, none, none, none)
+
+    @classmethod
     def names(cls) -> tuple[str, ...]:
         """Names of the arrays."""
-        return tuple(field.name for field in fields(cls))
+        return tuple(item.name for item in fields(cls))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self.names():
@@ -128,20 +140,25 @@ class Report:
         Advice, in plain sentences.
     khat_draws
         How many draws stand behind ``khat``; few draws lower the value up to which it is good.
+
+    Examples
+    --------
+    >>> Report(elbo=-3.2, khat=0.68, khat_draws=1000).khat_verdict
+    'doubtful, above 0.67: the tails of the posterior are not matched'
     """
 
-    elbo: float
-    elbo_se: float
-    khat: float
-    converged: bool
-    stop_reason: str
-    n_evals: int
-    n_iterations: int
-    failures: tuple[Failure, ...]
-    trace: Trace
-    seconds: float
-    seed: int | None
-    method: str
+    elbo: float = math.nan
+    elbo_se: float = math.nan
+    khat: float = math.nan
+    converged: bool = False
+    stop_reason: str = "nothing was fitted: this posterior was put together by hand"
+    n_evals: int = 0
+    n_iterations: int = 0
+    failures: tuple[Failure, ...] = ()
+    trace: Trace = field(default_factory=lambda: Trace.empty())
+    seconds: float = 0.0
+    seed: int | None = None
+    method: str = ""
     notes: tuple[str, ...] = ()
     khat_draws: int | None = None
 
@@ -169,34 +186,38 @@ class Block(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    support: Support
+    prior: Distribution
     columns: slice
     entries: slice
 
 
 class Marginal(NamedTuple):
-    """An entry whose map acts on it alone and whose unconstrained value is Gaussian: everything is in closed form."""
+    """An entry that is Gaussian on the unconstrained scale and mapped on its own: everything is in closed form."""
 
+    column: int  # of u
     loc: float
     scale: float
     support: Interval
 
+    def at(self, z: Floats) -> Floats:
+        """Constrained values at standardised unconstrained ones: (n,) -> (n,)."""
+        return np.asarray(self.support.constrain((self.loc + self.scale * z)[:, None], ()))
+
     def quantile(self, levels: Floats) -> Floats:
         """Quantiles on the constrained scale: (n,) -> (n,)."""
-        x = self.support.constrain((self.loc + self.scale * ndtri(levels))[:, None], ())
-        # A map that turns the line round (an interval with an upper end only) turns the levels round too.
-        turned = math.isinf(self.support.low) and math.isfinite(self.support.high)
-        return self.quantile_turned(levels) if turned else np.asarray(x)
+        # An interval with an upper end only is reached by a decreasing map.
+        falling = math.isinf(self.support.low) and math.isfinite(self.support.high)
+        return self.at(-ndtri(levels) if falling else ndtri(levels))
 
-    def quantile_turned(self, levels: Floats) -> Floats:
-        """`quantile` for a decreasing map."""
-        return np.asarray(self.support.constrain((self.loc - self.scale * ndtri(levels))[:, None], ()))
+    def density(self, x: Floats) -> Floats:
+        """Density at constrained values inside of the support: (n,) -> (n,)."""
+        return self.density_at((self.support.unconstrain(x, ())[:, 0] - self.loc) / self.scale)
 
-    def density(self, z: Floats) -> tuple[Floats, Floats]:
-        """Constrained values and the density there, along standardised unconstrained values z: (n,) -> (n,), (n,)."""
-        u = (self.loc + self.scale * z)[:, None]
+    def density_at(self, z: Floats) -> Floats:
+        """`density` at the values ``at(z)``, without the rounding of going there and back: (n,) -> (n,)."""
         log_q = -0.5 * z**2 - math.log(self.scale) - 0.5 * math.log(2 * math.pi)
-        return np.asarray(self.support.constrain(u, ())), np.exp(log_q - self.support.log_jacobian(u, ()))
+        stretch = self.support.log_jacobian((self.loc + self.scale * z)[:, None], ())
+        return np.asarray(np.exp(np.minimum(log_q - stretch, _LARGEST_LOG)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -221,6 +242,20 @@ class Fit:
     -----
     Moments of parameters on the whole real line are exact. The others come from a fixed quasi-random sample whose own mean and
     covariance on the unconstrained scale are exactly those of q, so they are the same at every call.
+
+    Examples
+    --------
+    A posterior put together by hand; `qbvi.fit` gives one with a report.
+
+    >>> from qbvi.distributions import LogNormal, Normal
+    >>> model = Model({"beta": Normal(0, 5, shape=2), "sigma": LogNormal(0, 1)})
+    >>> fit = Fit(model, Gaussian(3), Gaussian(3).start(np.array([1.0, 2.0, 0.0]), np.full(3, 0.1)), Report())
+    >>> fit.mean["beta"], fit.sd["beta"]
+    (array([1., 2.]), array([0.1, 0.1]))
+    >>> fit.sample(1000, seed=2)["beta"].shape
+    (1000, 2)
+    >>> round(fit.log_prob({"beta": [1.0, 2.0], "sigma": 1.0}), 3)
+    4.151
     """
 
     model: Model
@@ -252,8 +287,8 @@ class Fit:
     @property
     def cov(self) -> Structure:
         """Posterior covariance of every parameter with itself: (size, size), over its entries in C order."""
-        blocks_ = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self._blocks}
-        return blocks_ if self.model.is_named else next(iter(blocks_.values()))
+        parts = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self.blocks}
+        return parts if self.model.is_named else next(iter(parts.values()))
 
     @property
     def cov_matrix(self) -> Floats:
@@ -282,7 +317,7 @@ class Fit:
 
     @property
     def khat(self) -> float:
-        """Pareto k-hat of the importance ratios: may this posterior be trusted?"""
+        """Pareto k-hat of the importance ratios, which says whether to trust this posterior."""
         return self.report.khat
 
     @property
@@ -345,7 +380,7 @@ class Fit:
         dict of arrays or array
             Constrained values, draws along the first axis.
         """
-        return self.model.constrain(self._draw(n, seed))
+        return self.model.constrain(self.draw_unconstrained(n, seed))
 
     def log_prob(self, theta: Structure, batched: bool = False) -> Any:
         """Log density of the posterior at constrained values.
@@ -360,9 +395,10 @@ class Fit:
         Returns
         -------
         float or array (n,)
+            Minus infinity outside of the support.
         """
-        u = to_numpy(self.model.unconstrain(theta, batched=batched)).reshape(-1, self.model.dim)
-        log_q = to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
+        values = theta if batched else _map(lambda value: np.asarray(value)[None], theta)
+        log_q = self._log_prob(values)
         return log_q if batched else float(log_q[0])
 
     def summary(self, interval: float = 0.95) -> Summary:
@@ -388,9 +424,10 @@ class Fit:
         if not np.all((levels > 0) & (levels < 1)):
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
-        exact = self._marginals
-        drawn = np.quantile(self._flat_draws, levels, axis=0) if len(exact) < len(self.labels) else None
-        columns = [exact[i].quantile(levels) if i in exact else drawn[:, i] for i in range(len(self.labels))]  # type: ignore[index]
+        columns = [
+            self.marginals[i].quantile(levels) if i in self.marginals else np.quantile(self.fixed_draws[:, i], levels)
+            for i in range(len(self.labels))
+        ]
         return np.stack(columns, axis=1)
 
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
@@ -399,23 +436,35 @@ class Fit:
 
         return to_arviz(self, kind=kind, draws=draws, seed=seed)
 
-    def plot_trace(self, **options: Any) -> Any:
+    def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
         """Draw the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
 
-        return plot_trace(self, **options)
+        return plot_trace(self, reference=reference, ax=ax)
 
-    def plot_marginals(self, **options: Any) -> Any:
+    def plot_marginals(
+        self,
+        names: Sequence[str] | Mapping[str, str] | None = None,
+        prior: bool = True,
+        points: Mapping[str, Structure] | None = None,
+        reference: Structure = None,
+    ) -> Any:
         """Draw the density of every entry; see `qbvi.plots.plot_marginals`."""
         from qbvi.plots import plot_marginals
 
-        return plot_marginals(self, **options)
+        return plot_marginals(self, names=names, prior=prior, points=points, reference=reference)
 
-    def plot_pairs(self, **options: Any) -> Any:
+    def plot_pairs(
+        self,
+        names: Sequence[str] | Mapping[str, str] | None = None,
+        points: Mapping[str, Structure] | None = None,
+        reference: Structure = None,
+        max_parameters: int = 10,
+    ) -> Any:
         """Draw every pair of entries; see `qbvi.plots.plot_pairs`."""
         from qbvi.plots import plot_pairs
 
-        return plot_pairs(self, **options)
+        return plot_pairs(self, names=names, points=points, reference=reference, max_parameters=max_parameters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file that `qbvi.load` reads; see `qbvi.storage.save`."""
@@ -431,65 +480,92 @@ class Fit:
             lines.append(f"... {len(self.labels) - len(shown)} more, and intervals, in summary()")
         return "\n".join([lines[0], *("  " + line for line in lines[1:])])
 
-    def _title(self) -> str:
-        shapes = [f"{b.name}{list(b.shape)}" if b.shape else b.name for b in self._blocks]
-        what = ", ".join(shapes[:4]) + (", ..." if len(shapes) > 4 else "")
-        return f"Posterior of {what}: {_describe(self.family)}, {self.model.dim} dimensions"
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Where each parameter stands in ``u`` and among the labels."""
+        parameters = self.model.parameters
+        ends = np.cumsum([0, *(p.size for p in parameters)]).tolist()
+        places = [slice(start, stop) for start, stop in pairwise(ends)]
+        return tuple(
+            Block(p.name, p.shape, p.distribution, p.columns, at) for p, at in zip(parameters, places, strict=True)
+        )
 
-    def _draw(self, n: int, seed: int | np.random.Generator | None) -> Floats:
-        """Draw on the unconstrained scale: (n, d)."""
+    @cached_property
+    def marginals(self) -> dict[int, Marginal]:
+        """The entries whose marginal has a closed form, by their place among the labels."""
+        if not _is_gaussian(self.family):
+            return {}
+        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
+        found = {}
+        for block in self.blocks:
+            if isinstance(block.prior.support, Elementwise):
+                ends = zip(*block.prior.support.bounds(block.shape), strict=True)
+                for j, (low, high) in enumerate(ends):
+                    column = block.columns.start + j
+                    found[block.entries.start + j] = Marginal(
+                        column, float(loc[column]), float(scale[column]), Interval(low, high)
+                    )
+        return found
+
+    @cached_property
+    def fixed_draws(self) -> Floats:
+        """The quasi-random sample behind moments that have no closed form, on the constrained scale: (n, p)."""
+        u = to_numpy(self.family.transport(self.q, _matched_normals(_DRAWS, self.model.dim)))
+        return to_numpy(self.model.flatten(self.model.constrain(u)))
+
+    def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
+        """Draw from q itself: (n, d)."""
         if n < 1:
             msg = f"`n` must be at least 1, got {n}"
             raise ValueError(msg)
         z = Independent().normal(np.random.default_rng(seed), n, self.model.dim)
         return to_numpy(self.family.transport(self.q, z))
 
-    def _structured(self, flat: Floats) -> Structure:
-        """Give entries (p,) the structure of the prior."""
-        parts = {b.name: flat[b.entries].reshape(b.shape).copy() for b in self._blocks}
-        return parts if self.model.is_named else next(iter(parts.values()))
-
-    @cached_property
-    def _blocks(self) -> list[Block]:
-        return blocks(self.model)
-
-    @cached_property
-    def _marginals(self) -> dict[int, Marginal]:
-        """The entries whose marginal has a closed form, by their place among the labels."""
-        if not _is_gaussian(self.family):
-            return {}
-        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
-        found = {}
-        for block in self._blocks:
-            if isinstance(block.support, Real | Positive | Interval):
-                ends = zip(*block.support.bounds(block.shape), strict=True)
-                columns = range(block.columns.start, block.columns.stop)
-                for i, j, (low, high) in zip(
-                    range(block.entries.start, block.entries.stop), columns, ends, strict=True
-                ):
-                    found[i] = Marginal(float(loc[j]), float(scale[j]), Interval(low, high))
-        return found
-
-    @cached_property
-    def _flat_draws(self) -> Floats:
-        """The fixed sample, on the constrained scale: (n, p)."""
-        z = _matched_normals(_DRAWS, self.model.dim)
-        return to_numpy(self.model.flatten(self.model.constrain(to_numpy(self.family.transport(self.q, z)))))
-
     @cached_property
     def _moments(self) -> tuple[Floats, Floats]:
         """Mean (p,) and covariance (p, p) of all entries."""
-        real = [b for b in self._blocks if isinstance(b.support, Real)]
         loc, exact = self.unconstrained
-        if len(real) == len(self._blocks):
+        real = [block for block in self.blocks if isinstance(block.prior.support, Real)]
+        if len(real) == len(self.blocks):
             return loc, exact
-        mean, cov = self._flat_draws.mean(axis=0), np.atleast_2d(np.cov(self._flat_draws, rowvar=False, ddof=0))
-        entries, columns = (
-            np.concatenate([[], *(_range(part) for part in parts)]).astype(int) for parts in _places(real)
-        )
-        mean[entries] = loc[columns]
-        cov[np.ix_(entries, entries)] = exact[np.ix_(columns, columns)]
+        mean, cov = self.fixed_draws.mean(axis=0), np.atleast_2d(np.cov(self.fixed_draws, rowvar=False, ddof=0))
+        for block in real:
+            mean[block.entries] = loc[block.columns]
+            for other in real:
+                cov[block.entries, other.entries] = exact[block.columns, other.columns]
         return mean, cov
+
+    def _structured(self, flat: Floats) -> Structure:
+        """Give entries (p,) the structure of the prior."""
+        return _map(lambda value: value[0], self.model.unflatten(flat[None].copy()))
+
+    def _log_prob(self, values: Structure) -> Floats:
+        try:
+            u = self.model.unconstrain(values, batched=True)
+        except ValueError:
+            inside = self._inside(values)
+            if inside.all():
+                raise
+            log_q = np.full(inside.shape, -np.inf)
+            if inside.any():
+                log_q[inside] = self._log_prob(_map(lambda value: np.asarray(value)[inside], values))
+            return log_q
+        return to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
+
+    def _inside(self, values: Structure) -> NDArray[np.bool_]:
+        """Which points lie in the support; all of them where something else is wrong with the values."""
+        named = values if self.model.is_named else {self.blocks[0].name: values}
+        arrays = [np.asarray(named.get(b.name), dtype=np.float64) for b in self.blocks]
+        fine = all(x.shape[1:] == b.shape and np.isfinite(x).all() for x, b in zip(arrays, self.blocks, strict=True))
+        if not fine or len({x.shape[:1] for x in arrays}) > 1:
+            return np.ones(1, dtype=bool)
+        held = [[b.prior.support.contains(point) for point in x] for x, b in zip(arrays, self.blocks, strict=True)]
+        return np.asarray(np.all(held, axis=0))
+
+    def _title(self) -> str:
+        shapes = [f"{b.name} {b.shape}" if b.shape else b.name for b in self.blocks]
+        what = ", ".join(shapes[:4]) + (", ..." if len(shapes) > 4 else "")
+        return f"Posterior of {what} in {_describe(self.family)}"
 
 
 class Row(NamedTuple):
@@ -540,7 +616,7 @@ class Summary:
     def to_pandas(self) -> Any:
         """Return the table as a pandas.DataFrame, one row per entry, with columns mean, sd, lower, upper."""
         try:
-            import pandas as pd
+            pd = importlib.import_module("pandas")
         except ImportError as error:
             msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
             raise ImportError(msg) from error
@@ -566,28 +642,21 @@ class Summary:
         return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
 
 
-def blocks(model: Model) -> list[Block]:
-    """Say where each parameter of a model stands in ``u`` and among the labels."""
-    found, column, entry = [], 0, 0
-    for parameter in model.parameters:
-        shape = tuple(parameter.shape)
-        k, p = parameter.support.unconstrained_size(shape), math.prod(shape)
-        name = parameter.name or "theta"
-        found.append(Block(name, shape, parameter.support, slice(column, column + k), slice(entry, entry + p)))
-        column, entry = column + k, entry + p
-    return found
+def _map(function: Callable[[Any], Any], structure: Structure) -> Structure:
+    if isinstance(structure, Mapping):
+        return {name: function(value) for name, value in structure.items()}
+    return function(structure)
 
 
 def _matched_normals(n: int, d: int) -> Floats:
     """Fixed quasi-random normals (n, d) whose sample mean is 0 and, where n allows, whose sample covariance is I."""
     rng = np.random.default_rng(20240229)
     z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
-    z = z - z.mean(axis=0)
+    z = to_numpy(z - z.mean(axis=0))
     if 4 * d > n:
         return z
     factor = np.linalg.cholesky(z.T @ z / n)
-    matched: Floats = np.linalg.solve(factor, z.T).T
-    return matched
+    return to_numpy(np.linalg.solve(factor, z.T).T)
 
 
 def _is_gaussian(family: Family) -> bool:
@@ -598,20 +667,12 @@ def _is_gaussian(family: Family) -> bool:
 
 def _describe(family: Family) -> str:
     if isinstance(family, Gaussian):
-        return "Gaussian, full covariance"
+        return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):
-        return "Gaussian, diagonal covariance"
+        return f"{family.dim} dimensions, Gaussian with diagonal covariance"
     if isinstance(family, Product) and _is_gaussian(family):
-        return f"Gaussian, {len(family.factors)} independent blocks"
-    return type(family).__name__
-
-
-def _places(found: Sequence[Block]) -> tuple[list[slice], list[slice]]:
-    return [block.entries for block in found], [block.columns for block in found]
-
-
-def _range(part: slice) -> NDArray[np.int64]:
-    return np.arange(part.start, part.stop)
+        return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
+    return f"{family.dim} dimensions, {type(family).__name__}"
 
 
 def _account(report: Report) -> list[str]:
@@ -621,9 +682,7 @@ def _account(report: Report) -> list[str]:
         f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
         f"k-hat        {report.khat:.2f} ({report.khat_verdict})",
         f"evaluations  {report.n_evals:,} in {report.n_iterations:,} iterations, {report.seconds:.3g} s{failed}",
-        f"{'converged' if report.converged else 'NOT converged'}    {report.stop_reason}"
-        if report.converged
-        else f"not converged: {report.stop_reason}",
+        f"converged    {'yes' if report.converged else 'NO'}: {report.stop_reason}",
     ]
 
 
@@ -650,18 +709,13 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _aligned(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
     """Lay cells out in columns: the first to the left, numbers on their decimal points."""
-    columns = [
-        [head[j], *_on_point([row[j] for row in rows])] if j else [head[0], *(r[0] for r in rows)]
-        for j in range(len(head))
-    ]
+    names, *numbers = zip(*rows, strict=True)
+    columns = [[head[0], *names], *([title, *_on_point(cells)] for title, cells in zip(head[1:], numbers, strict=True))]
     widths = [max(len(cell) for cell in column) for column in columns]
-    lines = zip(*columns, strict=True)
-    return [
-        "  ".join(c.rjust(w) if j else c.ljust(w) for j, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
-        for line in lines
-    ]
+    lines = [zip(line, widths, strict=True) for line in zip(*columns, strict=True)]
+    return ["  ".join(c.rjust(w) if j else c.ljust(w) for j, (c, w) in enumerate(line)).rstrip() for line in lines]
 
 
-def _on_point(cells: list[str]) -> list[str]:
+def _on_point(cells: Sequence[str]) -> list[str]:
     tails = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
     return [cell + " " * (max(tails) - tail) for cell, tail in zip(cells, tails, strict=True)]

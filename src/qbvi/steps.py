@@ -13,7 +13,7 @@ from typing import Protocol
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family
 
-__all__ = ["BoundedRate", "CholeskyLog", "Exponential", "Plain", "Retraction", "Step"]
+__all__ = ["BoundedRate", "CholeskyLog", "ExponentialMap", "Plain", "Retraction", "Step"]
 
 
 class Step(Protocol):
@@ -68,7 +68,7 @@ class BoundedRate:
     array([[2.]])
     """
 
-    delta: float = 0.9
+    delta: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -87,7 +87,7 @@ class BoundedRate:
 
 
 @dataclass(frozen=True)
-class Exponential:
+class ExponentialMap:
     r"""Move the logarithm of the precision: :math:`\rho(c) = \exp(-c)`, always positive.
 
     For a diagonal covariance this is the paper's log-transform, for a full one the geodesic of the precision.
@@ -96,19 +96,19 @@ class Exponential:
     ----------
     limit
         Largest ``|c|`` taken at its word; a longer step is shortened to it, so that none changes a variance by more than
-        ``exp(limit)`` and wild draws at the start cannot overflow.
+        a factor ``exp(limit)``, however wild the draws of the start.
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import DiagonalGaussian
     >>> family = DiagonalGaussian(1)
-    >>> q, inside = Exponential()(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.5]))
+    >>> q, inside = ExponentialMap(limit=2.0)(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.5]))
     >>> family.cov(q).round(3)
     array([[2.718]])
     """
 
-    limit: float = 5.0
+    limit: float = 0.5
 
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
         """Move along the exponential curve."""

@@ -427,12 +427,11 @@ class Bijection(Support):
         return {"kind": "Bijection", "user_defined": True}
 
     def _call(self, name: str, function: Function, points: NDArray[np.float64], shape: Shape) -> NDArray[np.float64]:
-        """Apply a user's function to all points and hold it to the shape it owes."""
+        """Apply a user's function to all points, which it may overwrite, and hold it to the shape it owes."""
         if self.vectorized:
             values = np.asarray(function(points), dtype=np.float64)
         else:
-            # Copies: a function that writes into its argument must not change the other points.
-            values = np.asarray([function(point.copy()) for point in points], dtype=np.float64)
+            values = np.asarray([function(point) for point in points], dtype=np.float64)
         if values.shape != (len(points), *shape):
             msg = (
                 f"`{name}` of {self!r} must return shape {shape} per point, got {values.shape[1:]}; "

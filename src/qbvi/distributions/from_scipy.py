@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from qbvi.arrays import Array, to_numpy
-from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape
+from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape, broadcast_shape
 from qbvi.distributions.multivariate import Dirichlet
 from qbvi.distributions.normal import MultivariateNormal, Normal
 from qbvi.distributions.univariate import (
@@ -209,7 +209,7 @@ def _parts(frozen: Any, shape: Shape | None) -> Distribution:
         return Dirichlet(frozen.alpha, shape)
     if not hasattr(frozen, "support"):
         return _Joint(frozen, shape)
-    full = _univariate_shape(frozen, shape)
+    full = broadcast_shape(shape, _own_parameters(frozen))
     closed = _closed_form(frozen, full)
     return _Univariate(frozen, full) if closed is None else closed
 
@@ -251,11 +251,11 @@ def _refuse_unusable(frozen: Any) -> None:
     if discrete or not hasattr(frozen, "logpdf"):
         msg = f"`prior` must be a continuous distribution with a `logpdf`, got {name}; qbvi has no discrete parameters"
         raise TypeError(msg)
-    if callable(frozen):
-        msg = f"`prior` must be frozen, got {name} without its parameters; write for example scipy.stats.norm(0, 1)"
-        raise TypeError(msg)
     if not (hasattr(frozen, "rvs") or hasattr(frozen, "sample")):
         msg = f"`prior` must have `rvs` beside `logpdf`, got {name}; write qbvi.LogPrior(frozen.logpdf, shape=...)"
+        raise TypeError(msg)
+    if callable(frozen):
+        msg = f"`prior` must be frozen, got {name} without its parameters; write for example scipy.stats.norm(0, 1)"
         raise TypeError(msg)
     if name.removesuffix("_frozen") in _CURVED:
         msg = (
@@ -275,21 +275,10 @@ def _is_scipys_own(distribution: Any) -> bool:
     return type(getattr(stats, distribution.name or "", None)) is type(distribution)
 
 
-def _univariate_shape(frozen: Any, shape: Shape | None) -> Shape:
-    own = np.broadcast_shapes(*(np.shape(value) for value in _scale_free(frozen)))
-    if shape is None:
-        return as_shape(own)
-    if (
-        len(own) > len(shape)
-        or np.broadcast_shapes(own, shape[len(shape) - len(own) :]) != shape[len(shape) - len(own) :]
-    ):
-        msg = f"`shape` must be one that the distribution's parameters, of shape {own}, broadcast to, got {shape}"
-        raise ValueError(msg)
-    return shape
-
-
-def _scale_free(frozen: Any) -> tuple[Any, ...]:
-    return tuple(_named_parameters(frozen).values()) if isinstance(frozen, _FROZEN) else frozen.support()
+def _own_parameters(frozen: Any) -> dict[str, NDArray[np.float64]]:
+    """What gives a univariate distribution its shape."""
+    own = _named_parameters(frozen) if isinstance(frozen, _FROZEN) else {"support": frozen.support()[0]}
+    return {name: np.asarray(value, dtype=np.float64) for name, value in own.items()}
 
 
 def _of_shape(prior: Distribution, shape: Shape | None) -> Distribution:

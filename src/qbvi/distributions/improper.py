@@ -95,9 +95,9 @@ class LogPrior(Distribution):
 
     def log_prob(self, x: Array) -> Array:
         """The user's function at each value: ``(n, *shape)`` -> (n,)."""
-        points = to_numpy(x)
+        points = to_numpy(x)  # a copy, which the user's function may overwrite
         n = len(points)
-        values = self.function(points) if self.vectorized else [self.function(point.copy()) for point in points]
+        values = self.function(points) if self.vectorized else [self.function(point) for point in points]
         densities = np.asarray(values, dtype=np.float64)
         if densities.shape != (n,):
             rule = f"shape ({n},) for {n} values" if self.vectorized else "one number per value"

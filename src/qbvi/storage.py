@@ -1,0 +1,199 @@
+"""Save and load a fit: arrays and one JSON header in a single ``.npz``, with no code in the file and none run from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.evaluate.failures import Failure
+from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
+from qbvi.model import Model
+from qbvi.results import Fit, Report, Trace
+from qbvi.supports import UserDefinedError
+
+__all__ = ["load", "save"]
+
+SCHEMA = 1
+_FORMAT = "qbvi-fit"
+_NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
+_WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
+
+Arrays = dict[str, NDArray[Any]]
+PathLike = str | os.PathLike[str]
+
+
+def save(fit: Fit, path: PathLike) -> None:
+    """Write a fit to one file, whole or not at all.
+
+    Parameters
+    ----------
+    fit : Fit
+        What to write. Functions of the user's (a `LogPrior`, a `Bijection`) are not written; see `load`.
+    path : str or path
+        Where to; the name is kept as it is given.
+
+    Examples
+    --------
+    >>> import tempfile, qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report
+    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
+    >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, Report(elbo=-1.5))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(fit, f"{folder}/answer.qbvi")
+    ...     load(f"{folder}/answer.qbvi").elbo
+    -1.5
+    """
+    path = Path(path)
+    header = np.frombuffer(json.dumps(_header(fit), allow_nan=False).encode(), dtype=np.uint8)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            np.savez(file, allow_pickle=False, header=header, **_arrays(fit))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: PathLike, prior: Any = None) -> Fit:
+    """Read a fit that `save` wrote.
+
+    Parameters
+    ----------
+    path : str or path
+        The file.
+    prior : distribution or dict of distributions, optional
+        The prior as it was given to `fit`, or the part of it that holds functions of the user's. Needed where a parameter's map is a
+        function; for a prior density that is one, only to evaluate it again.
+
+    Returns
+    -------
+    Fit
+        Equal to the one saved, bit for bit.
+    """
+    arrays = _read(Path(path))
+    header = _checked_header(arrays, path)
+    try:
+        return _rebuilt(header, arrays, prior)
+    except UserDefinedError:
+        raise
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if prior is not None:
+            raise
+        msg = f"{os.fspath(path)!r} is a qbvi file, but its contents do not fit together: {error}; it may be damaged"
+        raise ValueError(msg) from error
+
+
+def _header(fit: Fit) -> dict[str, Any]:
+    from qbvi import __version__
+
+    report = {name: getattr(fit.report, name) for name in _WORDS}
+    return {
+        "format": _FORMAT,
+        "schema": SCHEMA,
+        "written_by": __version__,
+        "model": fit.model.to_spec(),
+        "family": _family_spec(fit.family),
+        "report": report | {"notes": list(fit.notes), "converged": bool(fit.converged)},
+        "failures": [{"kind": f.kind, "message": f.message, "traceback": f.traceback} for f in fit.failures],
+    }
+
+
+def _arrays(fit: Fit) -> Arrays:
+    where = [fit.model.flatten(_leading_axis(failure.parameters)) for failure in fit.failures]
+    return {
+        "q": fit.q,
+        "numbers": np.array([getattr(fit.report, name) for name in _NUMBERS]),
+        "failure_parameters": np.concatenate([np.empty((0, len(fit.labels))), *where]),
+        "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
+        **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
+    }
+
+
+def _read(path: Path) -> Arrays:
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise ValueError(_not_ours(path))
+        file.seek(0)
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
+            msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
+            raise ValueError(msg) from error
+
+
+def _checked_header(arrays: Arrays, path: PathLike) -> dict[str, Any]:
+    try:
+        header = json.loads(arrays["header"].tobytes())
+        ours = header["format"] == _FORMAT
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(_not_ours(path)) from error
+    if not ours:
+        raise ValueError(_not_ours(path))
+    if header.get("schema") != SCHEMA:
+        msg = (
+            f"{os.fspath(path)!r} has schema {header.get('schema')}, written by qbvi {header.get('written_by')}; "
+            f"this version reads schema {SCHEMA}: update qbvi"
+        )
+        raise ValueError(msg)
+    return dict(header)
+
+
+def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
+    model = Model.from_spec(header["model"], priors=prior)
+    trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
+    words = dict(header["report"])
+    words["notes"] = tuple(words["notes"])
+    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
+    report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
+    return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
+
+
+def _failures(words: list[dict[str, str]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
+    where, seconds = arrays["failure_parameters"], arrays["failure_seconds"].tolist()
+    points = [_without_leading_axis(model.unflatten(row[None])) for row in where]
+    return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
+
+
+def _family_spec(family: Family) -> dict[str, Any]:
+    if isinstance(family, Product):
+        factors = [_family_spec(factor) for factor in family.factors]
+        return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
+    if isinstance(family, Gaussian | DiagonalGaussian):
+        return {"kind": type(family).__name__, "dim": family.dim}
+    msg = f"`fit` must have a Gaussian family, or a product of them, to be saved, got {type(family).__name__}"
+    raise TypeError(msg)
+
+
+def _family_from_spec(spec: Mapping[str, Any]) -> Family:
+    if spec["kind"] == "Product":
+        columns = tuple(tuple(part) for part in spec["columns"])
+        return Product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
+    return {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian}[spec["kind"]](spec["dim"])
+
+
+def _leading_axis(point: Any) -> Any:
+    if isinstance(point, Mapping):
+        return {name: np.asarray(value, dtype=np.float64)[None] for name, value in point.items()}
+    return np.asarray(point, dtype=np.float64)[None]
+
+
+def _without_leading_axis(values: Any) -> Any:
+    return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]
+
+
+def _not_ours(path: PathLike) -> str:
+    return f"{os.fspath(path)!r} is not a file written by qbvi.save; give the path of one"

@@ -1,0 +1,93 @@
+"""Export to ArviZ, both generations for real."""
+
+import sys
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+import qbvi
+from qbvi import export
+from qbvi.distributions import Flat, HalfNormal, Normal, Uniform
+from qbvi.export import to_arviz
+from qbvi.families import Gaussian
+from qbvi.model import Model
+from qbvi.results import Fit, Report
+
+PRIOR = {"beta": Normal(0, 5, shape=(2, 3)), "sigma": HalfNormal(1.0), "rho": Uniform(-1, 1)}
+
+
+def make_fit(prior):
+    model = Model(prior)
+    q = Gaussian(model.dim).start(np.linspace(-1, 1, model.dim), np.full(model.dim, 0.3))
+    report = Report(elbo=-3.5, elbo_se=0.1, khat=0.2, converged=True, stop_reason="done", n_evals=640, seconds=1.5)
+    return Fit(model, Gaussian(model.dim), q, report)
+
+
+@pytest.fixture(params=["inferencedata", "datatree"])
+def kind(request):
+    if request.param == "inferencedata":
+        if not export._has_old_arviz():
+            pytest.skip("needs ArviZ before 1.0, which has InferenceData")
+    else:
+        pytest.importorskip("arviz_base")
+    return request.param
+
+
+def test_names_shapes_and_draws(kind):
+    fit = make_fit(PRIOR)
+    data = to_arviz(fit, kind=kind, draws=50, seed=4)
+    assert type(data).__name__ == {"inferencedata": "InferenceData", "datatree": "DataTree"}[kind]
+    assert data.posterior["beta"].shape == (1, 50, 2, 3)
+    assert data.posterior["sigma"].dims == ("chain", "draw")
+    assert_array_equal(data.posterior["beta"].values[0], fit.sample(50, seed=4)["beta"])
+    assert data.prior["beta"].shape == (1, 50, 2, 3)
+    assert np.all(np.abs(data.prior["rho"].values) <= 1)
+
+
+def test_lp_is_the_log_density_of_the_posterior(kind):
+    fit = make_fit(PRIOR)
+    data = to_arviz(fit, kind=kind, draws=20, seed=4)
+    assert_allclose(data.sample_stats["lp"].values[0], fit.log_prob(fit.sample(20, seed=4), batched=True))
+
+
+def test_attributes(kind):
+    attributes = to_arviz(make_fit(PRIOR), kind=kind, draws=5).posterior.attrs
+    expected = {"elbo": -3.5, "elbo_se": 0.1, "khat": 0.2, "n_evals": 640, "converged": 1}
+    assert {name: attributes[name] for name in expected} == expected
+    assert attributes["inference_library"] == "qbvi"
+    assert attributes["inference_library_version"] == qbvi.__version__
+
+
+def test_unnamed_and_improper(kind):
+    data = to_arviz(make_fit(Flat(2)), kind=kind, draws=5, seed=1)
+    assert data.posterior["theta"].shape == (1, 5, 2)
+    assert not hasattr(data, "prior")
+
+
+def test_auto_takes_what_is_installed(monkeypatch):
+    fit = make_fit(Normal(0, 1))
+    monkeypatch.setattr(export, "_has_old_arviz", lambda: False)
+    assert type(fit.to_arviz(draws=5)).__name__ == "DataTree"
+    with pytest.raises(ImportError, match=r'needs ArviZ before 1\.0.*kind="datatree"'):
+        fit.to_arviz(kind="inferencedata")
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
+    with pytest.raises(ImportError, match=r'pip install "qbvi\[arviz\]"'):
+        fit.to_arviz()
+
+
+@pytest.mark.skipif(not export._has_old_arviz(), reason="needs ArviZ before 1.0, which has InferenceData")
+def test_auto_is_inference_data_before_arviz_1():
+    assert type(make_fit(Normal(0, 1)).to_arviz(draws=5)).__name__ == "InferenceData"
+
+
+@pytest.mark.parametrize(("installed", "old"), [("0.23.4", True), ("1.0.0", False), ("1.2.dev0", False)])
+def test_generation_is_told_from_the_version(monkeypatch, installed, old):
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(export, "version", lambda name: installed)
+    assert export._has_old_arviz() is old
+
+
+def test_unknown_kind():
+    with pytest.raises(ValueError, match=r"`kind` must be one of .*; did you mean 'datatree'?"):
+        to_arviz(make_fit(Normal(0, 1)), kind="data-tree")
