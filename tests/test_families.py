@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import scipy.stats
-from laws import FAMILIES, members
 
+from laws import FAMILIES, members
 from qbvi.arrays import pack_symmetric, to_numpy, unpack_symmetric
 from qbvi.families import DiagonalGaussian, Gaussian, Product
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
@@ -30,7 +30,7 @@ def numerical_gradient(function, at, step=1e-5):
 def fisher(family, q):
     """Derivative of the mean parameter by the natural one, along plain steps (which add to it, as a test below shows)."""
     q = to_numpy(q)
-    mean_at = lambda change: family.mean_parameter(Plain()(family, q, change)[0])  # noqa: E731
+    mean_at = lambda change: family.mean_parameter(Plain()(family, q, change)[0])
     return numerical_gradient(mean_at, np.zeros(family.size))
 
 
@@ -99,7 +99,11 @@ def test_density_is_the_exponential_family_form(case, rng, xp):
     family, q = case
     theta = draws(family, q, rng, xp, 5)
     lam = family.natural(q)
-    form = to_numpy(family.statistics(theta) @ lam) - float(family.log_normaliser(lam)) - family.dim / 2 * np.log(2 * np.pi)
+    form = (
+        to_numpy(family.statistics(theta) @ lam)
+        - float(family.log_normaliser(lam))
+        - family.dim / 2 * np.log(2 * np.pi)
+    )
     np.testing.assert_allclose(to_numpy(family.log_prob(q, theta)), form, rtol=1e-9, atol=1e-9)
 
 
@@ -144,10 +148,14 @@ def test_a_plain_step_adds_to_the_natural_parameter(case, rng, xp):
     update = small_update(family, rng, xp)
     moved, inside = Plain()(family, q, update)
     assert bool(inside)
-    np.testing.assert_allclose(to_numpy(family.natural(moved)), to_numpy(family.natural(q) + update), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        to_numpy(family.natural(moved)), to_numpy(family.natural(q) + update), rtol=1e-9, atol=1e-9
+    )
 
 
-@pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__
+)
 def test_every_step_agrees_with_the_plain_one_to_first_order(case, step, rng, xp):
     family, q = case
     update = small_update(family, rng, xp, size=1e-6)
@@ -156,7 +164,9 @@ def test_every_step_agrees_with_the_plain_one_to_first_order(case, step, rng, xp
     np.testing.assert_allclose(change, to_numpy(update), atol=1e-9)
 
 
-@pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "step", [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog()], ids=lambda s: type(s).__name__
+)
 @pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
 def test_every_step_but_the_plain_one_stays_inside_for_any_update(case, step, size, rng, xp):
     family, q = case

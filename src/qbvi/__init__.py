@@ -7,6 +7,7 @@
 True
 """
 
+from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.distributions import (
     Beta,
@@ -32,8 +33,57 @@ from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.results import Fit
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
+from qbvi.storage import load
 from qbvi.supports import Bijection, Interval, Ordered, Positive, Real, Simplex
 from qbvi.updates import ClipByNorm, LearningRate, Momentum, SeparateRates
 
-__version__ = "0.1.0"
-
+__all__ = [
+    "QBVI",
+    "Antithetic",
+    "Beta",
+    "Bijection",
+    "BoundedRate",
+    "CholeskyLog",
+    "ClipByNorm",
+    "ControlVariate",
+    "Dirichlet",
+    "DomainError",
+    "EvaluationError",
+    "Exponential",
+    "ExponentialMap",
+    "Failure",
+    "Fit",
+    "Flat",
+    "Gamma",
+    "HalfCauchy",
+    "HalfNormal",
+    "Independent",
+    "Interval",
+    "InverseGamma",
+    "LearningRate",
+    "LeaveOneOut",
+    "LogNormal",
+    "LogPrior",
+    "MaxIterations",
+    "Momentum",
+    "MultivariateNormal",
+    "Normal",
+    "Ordered",
+    "ParameterChange",
+    "Patience",
+    "Plain",
+    "Positive",
+    "Real",
+    "Residual",
+    "Retraction",
+    "ScoreFunction",
+    "SeparateRates",
+    "Simplex",
+    "Sobol",
+    "StudentT",
+    "Transformed",
+    "Uniform",
+    "fit",
+    "load",
+    "paper",
+]

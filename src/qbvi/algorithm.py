@@ -185,7 +185,7 @@ class QBVI:
     @property
     def _chain(self) -> Chain:
         rate = () if self.learning_rate is None else (self.learning_rate,)
-        return Chain((*self.updates, *rate))  # type: ignore[arg-type]
+        return Chain((*self.updates, *rate))
 
 
 def paper(**changes: Any) -> QBVI:
@@ -208,7 +208,7 @@ def paper(**changes: Any) -> QBVI:
         "n_samples": 100,
         "updates": (ClipByNorm(1000.0), Momentum(0.4)),
         "learning_rate": LearningRate(0.1, decay_after=800),
-        "step": BoundedRate(),
+        "step": BoundedRate(0.1),
         "stop": (Patience(500), MaxIterations(1000)),
         "window": 30,
         "keep": "best",

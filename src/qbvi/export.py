@@ -68,7 +68,7 @@ def _one_chain(values: Any) -> dict[str, NDArray[np.float64]]:
 
 
 def _attributes(fit: Fit) -> dict[str, Any]:
-    from qbvi import __version__
+    from qbvi._version import __version__
 
     return {
         "inference_library": "qbvi",

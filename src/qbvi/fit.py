@@ -171,7 +171,8 @@ class _Run:
             if kept is not None:
                 error.fit = self._freeze(kept, history, Stop(False, f"ended by an error: {error}"), start)
             raise
-        assert kept is not None and stop is not None
+        assert kept is not None
+        assert stop is not None
         result = self._finish(kept, history, stop, start)
         progress.close(history, stop.reason)
         return result
@@ -254,6 +255,7 @@ class _Run:
             elbo=float(h.mean()),
             elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
             khat=khat,
+            khat_draws=int(h[0].size),
             converged=stop.converged,
             stop_reason=stop.reason,
             n_evals=self.black_box.n_evals,

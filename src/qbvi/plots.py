@@ -28,7 +28,7 @@ from qbvi.supports import Interval, Simplex
 try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
 except ImportError as error:
     _MSG = 'plots need matplotlib, which is not installed: pip install "qbvi[plots]"'
     raise ImportError(_MSG) from error
@@ -481,14 +481,14 @@ def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int], si
     last, small = len(entries) - 1, side < 1.2
     titles = [textwrap.fill(entry.title, max(6, int(side * 0.9 * 72 / 4.4))) for entry in entries]
     _tidy(ax, titles[column] if row == last else "", titles[row] if 0 == column < row else "")
-    ax.xaxis.set_major_locator(MaxNLocator(3 if small else 4, prune="both" if small else None))
+    ax.xaxis.set_major_locator(MaxNLocator(3 if side < 1.5 else 4, prune="both" if small else None))
     ax.tick_params(axis="x", labelrotation=45 if small else 0, labelbottom=row == last)
     if small:
         ax.xaxis.label.set_fontsize(7.5)
         ax.yaxis.label.set_fontsize(7.5)
         ax.tick_params(labelsize=6.5)
     if row != column:
-        ax.yaxis.set_major_locator(MaxNLocator(3 if small else 4, prune="both" if small else None))
+        ax.yaxis.set_major_locator(MaxNLocator(3 if side < 1.5 else 4, prune="both" if small else None))
         ax.tick_params(axis="y", labelleft=column == 0)
     else:
         ax.spines["left"].set_visible(False)
@@ -518,6 +518,7 @@ def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
     _tidy(ax, "evaluations of the log-likelihood", "lower bound (nats)")
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
+    ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
     if inset:
         _draw_whole_run(ax, fit)
 
@@ -529,7 +530,7 @@ def _settled_range(fit: Fit, references: Sequence[float]) -> tuple[float, float]
     held = [*np.quantile(late, [0.01, 0.99])] if len(late) else []
     held += [v for v in (fit.elbo - 3 * fit.elbo_se, fit.elbo + 3 * fit.elbo_se, *references) if math.isfinite(v)]
     low, high = (min(held), max(held)) if held else (0.0, 1.0)
-    return low, max(high, low + 1e-3 * max(1.0, abs(low)))
+    return low, max(high, low + 1e-5 * max(1.0, abs(low)))
 
 
 def _draw_whole_run(ax: Axes, fit: Fit) -> None:

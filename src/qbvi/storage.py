@@ -97,7 +97,7 @@ def load(path: PathLike, prior: Any = None) -> Fit:
 
 
 def _header(fit: Fit) -> dict[str, Any]:
-    from qbvi import __version__
+    from qbvi._version import __version__
 
     report = {name: getattr(fit.report, name) for name in _WORDS}
     return {

@@ -104,7 +104,7 @@ class BlackBox:
             start = time.perf_counter()
             try:
                 raw[i] = _one_number(self.function(_row(points, i), *batch))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
                 _raise_if_programming_error(error, is_first)
                 failures[i] = _from_exception(error, _row(points, i), time.perf_counter() - start)
         return raw, failures

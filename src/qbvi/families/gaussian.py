@@ -41,7 +41,7 @@ class Gaussian(Family):
 
     @property
     def size(self) -> int:
-        """d (d + 3) / 2."""
+        """D (d + 3) / 2."""
         return self.dim * (self.dim + 3) // 2
 
     @property
@@ -64,12 +64,12 @@ class Gaussian(Family):
         return _close(_Opened(mean, sd[:, None] * factor, xp.linalg.inv(factor) / sd[None, :]))
 
     def transport(self, q: Array, z: Array) -> Array:
-        """theta = mu + L z."""
+        """Theta = mu + L z."""
         mu, L, _ = self._open(q)
         return mu + z @ L.T
 
     def whiten(self, q: Array, theta: Array) -> Array:
-        """z = L^-1 (theta - mu)."""
+        """Z = L^-1 (theta - mu)."""
         mu, _, K = self._open(q)
         return (theta - mu) @ K.T
 
@@ -262,12 +262,12 @@ class DiagonalGaussian(Family):
         return self.start(mean, xp.sqrt(xp.linalg.diagonal(cov)))
 
     def transport(self, q: Array, z: Array) -> Array:
-        """theta = mu + s z."""
+        """Theta = mu + s z."""
         mu, s = self._open(q)
         return mu + s * z
 
     def whiten(self, q: Array, theta: Array) -> Array:
-        """z = (theta - mu) / s."""
+        """Z = (theta - mu) / s."""
         mu, s = self._open(q)
         return (theta - mu) / s
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -183,4 +184,4 @@ class Product(Family):
 
 def _cut(array: Array, lengths: list[int]) -> list[Array]:
     ends = np.cumsum([0, *lengths])
-    return [array[int(a) : int(b)] for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    return [array[int(a) : int(b)] for a, b in pairwise(ends)]
