@@ -28,9 +28,10 @@ from qbvi.distributions import (
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure
-from qbvi.fit import DomainError, fit
+from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.results import Fit
+from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retracti
 from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
 
-__all__ = ["QBVI", "Info", "State", "Values", "paper"]
+__all__ = ["QBVI", "Algorithm", "Info", "State", "Values", "paper"]
 
 ESTIMATORS: dict[str, Estimator] = {
     "score-function": ScoreFunction(),
@@ -47,6 +47,32 @@ class Values(NamedTuple):
 
     f: Array  # (n,) log-likelihood, with the part of the log prior that eta does not carry
     log_joint: Array  # (n,) log p(y, theta), Jacobian included
+    ok: Array  # (n,) False where the function failed and the value was filled in
+
+
+class Algorithm(Protocol):
+    """Anything that can be asked for points and told the function's values there."""
+
+    stop: Any
+    window: int
+    keep: str
+    n_fresh: int
+
+    def start_scale(self, scale: Array) -> Array:
+        """Standard deviations to start from, given those of the prior."""
+        ...
+
+    def init(self, family: Family, q: Array) -> Any:
+        """State before the first step; it has the present member as ``state.q``."""
+        ...
+
+    def ask(self, family: Family, state: Any, rng: np.random.Generator) -> Array:
+        """Points at which the function is wanted: (n, d)."""
+        ...
+
+    def tell(self, family: Family, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Info]:
+        """The next state, and what there is to read about the step."""
+        ...
 
 
 class State(NamedTuple):
@@ -62,7 +88,8 @@ class Info(NamedTuple):
     """What a person reads about a step; every field is an array of the backend."""
 
     bound: Array  # () estimate of the lower bound at the q that was left
-    h: Array  # (n,) the residuals it is the mean of
+    h: Array  # (n,) residuals at the draws from it
+    gap: Array  # () nats still to be gained after the step, NaN where the method does not say
     grad_norm: Array  # () norm of the natural gradient, in natural coordinates
     step: Array  # () norm of the change relative to the direction: the rate that was really applied
     inside: Array  # () whether the update ended inside the domain
@@ -141,6 +168,10 @@ class QBVI:
             msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
             raise ValueError(msg)
 
+    def start_scale(self, scale: Array) -> Array:
+        """Standard deviations to start from, given those of the prior."""
+        return scale if self.initial_sd is None else array_namespace(scale).full_like(scale, self.initial_sd)
+
     def init(self, family: Family, q: Array) -> State:
         """State before the first step, from a starting member of the family."""
         xp = array_namespace(q)
@@ -168,7 +199,7 @@ class QBVI:
         q = xp.where(taken, moved, state.q)
         norm = xp.linalg.vector_norm(direction)
         rate = xp.linalg.vector_norm(safe) / xp.where(norm > 0, norm, xp.ones_like(norm))
-        return State(q, state.t + 1, memory, carry), Info(xp.mean(h), h, norm, rate, inside, ~taken)
+        return State(q, state.t + 1, memory, carry), Info(xp.mean(h), h, xp.nan * norm, norm, rate, inside, ~taken)
 
     @property
     def _estimator(self) -> Estimator:

@@ -50,6 +50,8 @@ class Trace:
         Length of the step, norm of the direction, and time since the start.
     mean, sd : array (T, d)
         Of the approximation, on the unconstrained scale.
+    gap : array (T,)
+        Nats still to be gained after the step, as the method predicts it; NaN where it does not.
 
     Examples
     --------
@@ -58,7 +60,7 @@ class Trace:
     >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, np.zeros((2, 3)), np.ones((2, 3)))
     >>> trace
     Trace of 2 iterations, 200 evaluations: elbo from -9 to -4.5
-      n_evals, elbo, elbo_smooth, step, grad_norm, seconds (2,); mean, sd (2, 3)
+      n_evals, elbo, elbo_smooth, step, grad_norm, seconds, gap (2,); mean, sd (2, 3)
     >>> trace["elbo"]
     array([-9. , -4.5])
     """
@@ -71,9 +73,12 @@ class Trace:
     seconds: Floats
     mean: Floats
     sd: Floats
+    gap: Floats = None  # type: ignore[assignment]  # filled below
 
     def __post_init__(self) -> None:
         length = len(self.n_evals)
+        if self.gap is None:
+            object.__setattr__(self, "gap", np.full(length, np.nan))
         for name in self.names():
             array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
             if not array.size and length == 0:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Budget", "History", "MaxIterations", "ParameterChange", "Patience", "Rule", "Stop"]
+__all__ = ["Budget", "GapBelow", "History", "MaxIterations", "ParameterChange", "Patience", "Rule", "Stop"]
 
 
 class Stop(NamedTuple):
@@ -45,6 +45,7 @@ class History:
     seconds: list[float] = field(default_factory=list)
     mean: list[NDArray[np.float64]] = field(default_factory=list)
     sd: list[NDArray[np.float64]] = field(default_factory=list)
+    gap: list[float] = field(default_factory=list)
 
     def append(self, **entry: object) -> None:
         """Add one step, and smooth its bound."""
@@ -89,6 +90,25 @@ class Patience:
         if len(history) - 1 - history.best < self.patience:
             return None
         return Stop(True, f"the smoothed lower bound did not improve for {self.patience} iterations")
+
+
+@dataclass(frozen=True)
+class GapBelow:
+    """Stop when the method predicts that less than ``tol`` nats are still to be gained.
+
+    Examples
+    --------
+    >>> GapBelow(0.01)(History()) is None
+    True
+    """
+
+    tol: float = 0.01
+
+    def __call__(self, history: History) -> Stop | None:
+        """Read the last prediction."""
+        if not history.gap or not history.gap[-1] < self.tol:
+            return None
+        return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
 
 
 @dataclass(frozen=True)

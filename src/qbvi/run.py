@@ -1,0 +1,207 @@
+"""One fit from start to end: the only loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.algorithm import Algorithm, Info, Values
+from qbvi.arrays import Array, to_numpy
+from qbvi.diagnostics import pareto_khat
+from qbvi.evaluate import Batches, BlackBox, EvaluationError
+from qbvi.families import Family
+from qbvi.model import Model
+from qbvi.progress import Progress
+from qbvi.random import Independent
+from qbvi.results import Fit, Report, Trace
+from qbvi.stopping import Budget, History, Stop
+
+__all__ = ["DomainError", "Run"]
+
+Floats = NDArray[np.float64]
+
+_BAD_KHAT = 1.0  # beyond it the importance ratios have no mean: whatever settled, it is not the posterior
+_DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
+
+
+class DomainError(RuntimeError):
+    """A plain step left the set of positive definite covariances; ``fit`` holds the posterior before that step."""
+
+    fit: Fit | None = None
+
+
+class _Turn(NamedTuple):
+    """One step as the loop sees it: the q that was left, the q that was reached, and what the draws said."""
+
+    left: Array
+    reached: Array
+    info: Info
+
+
+class _Kept(NamedTuple):
+    """A q, and residuals at draws from it: (n,), or (batches, n) where each row has its own mini-batch."""
+
+    q: Array
+    h: Floats
+
+
+@dataclass
+class Run:
+    """Model, family, black box and method, put together; calling it runs the loop to its end."""
+
+    model: Model
+    family: Family
+    black_box: BlackBox
+    batches: Batches | None
+    algorithm: Algorithm
+    budget: Budget
+    seed: int
+
+    def __post_init__(self) -> None:
+        # Streams of their own, so that how many numbers one part draws changes nothing for the others.
+        streams = np.random.SeedSequence(self.seed).spawn(3)
+        self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
+        quadratic = self.model.quadratic_prior()
+        eta = self.family.embed(quadratic.linear, quadratic.precision)
+        self._prior_is_known = eta is not None
+        self._eta = np.zeros(self.family.size) if eta is None else eta
+        self._history = History(self.algorithm.window)
+        self._start = time.perf_counter()
+
+    def __call__(self, init: Any, progress: Progress) -> Fit:
+        """Turn until a rule, the budget, the user or an error ends it."""
+        kept, stop = None, None
+        try:
+            for turn in self._turns(self._first(init)):
+                self._record(turn)
+                if self.algorithm.keep == "last" or self._history.best == len(self._history) - 1:
+                    kept = _Kept(turn.left, to_numpy(turn.info.h))
+                progress.update(self._history)
+                stop = self._stop()
+                if stop:
+                    break
+                _check_domain(turn)
+        except KeyboardInterrupt:
+            if kept is None:
+                raise
+            stop = Stop(False, "interrupted (Ctrl-C) before the fit settled")
+            progress.close(self._history, stop.reason)
+            return self._freeze(kept, stop)
+        except (EvaluationError, DomainError) as error:
+            if kept is not None:
+                error.fit = self._freeze(kept, Stop(False, f"ended by an error: {error}"))
+            raise
+        assert kept is not None
+        assert stop is not None
+        progress.close(self._history, stop.reason)
+        return self._finish(_Kept(turn.reached, kept.h) if self.algorithm.keep == "last" else kept, stop)
+
+    def _turns(self, q: Array) -> Iterator[_Turn]:
+        """Yield each step after it was made, for ever: ask, evaluate, tell."""
+        state = self.algorithm.init(self.family, q)
+        while True:
+            theta = self.algorithm.ask(self.family, state, self._draws)
+            values = self._evaluate(theta, self._rows)
+            left = state.q
+            with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
+                state, info = self.algorithm.tell(self.family, self._eta, state, theta, values)
+            yield _Turn(left, state.q, info)
+
+    def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:
+        points = self.model.constrain(theta)
+        batch: tuple[Any, ...] = ()
+        scale = 1.0
+        if self.batches is not None:
+            drawn, scale = self.batches.draw(rows)
+            batch = (drawn,)
+        likelihood, ok = self.black_box(points, *batch, scale=scale)
+        log_prior = self.model.log_prior(theta)
+        unknown = self.model.remaining_log_prior(theta) if self._prior_is_known else log_prior
+        return Values(likelihood + unknown, likelihood + log_prior, ok)
+
+    def _first(self, init: Any) -> Array:
+        loc, scale = self.model.initial()
+        if isinstance(init, Fit):
+            return self.family.from_moments(*init.unconstrained)
+        if init is not None:
+            loc = self.model.unconstrain(init)
+        return self.family.start(loc, self.algorithm.start_scale(scale))
+
+    def _record(self, turn: _Turn) -> None:
+        self._history.append(
+            elbo=float(turn.info.bound),
+            n_evals=self.black_box.n_evals,
+            step=float(turn.info.step),
+            grad_norm=float(turn.info.grad_norm),
+            seconds=time.perf_counter() - self._start,
+            mean=to_numpy(self.family.mean(turn.left)),
+            sd=to_numpy(self.family.sd(turn.left)),
+            gap=float(turn.info.gap),
+        )
+
+    def _stop(self) -> Stop | None:
+        rules = (*self.algorithm.stop, self.budget)
+        return next((stop for stop in (rule(self._history) for rule in rules) if stop), None)
+
+    def _finish(self, kept: _Kept, stop: Stop) -> Fit:
+        """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""
+        n = self.algorithm.n_fresh
+        if self.budget.max_evals is not None:
+            n = min(n, self.budget.max_evals - self.black_box.n_evals)
+        if n < 2:
+            return self._freeze(kept, stop)
+        groups = min(10, n // 2) if self.batches is not None and self.batches.is_partial else 1
+        residuals = [self._fresh_residuals(kept.q, n // groups) for _ in range(groups)]
+        return self._freeze(_Kept(kept.q, np.stack(residuals)), stop)
+
+    def _fresh_residuals(self, q: Array, n: int) -> Floats:
+        theta = self.family.transport(q, Independent().normal(self._fresh, n, self.family.dim))
+        return to_numpy(self.family.residual(q, theta, self._evaluate(theta, self._fresh).log_joint))
+
+    def _freeze(self, kept: _Kept, stop: Stop) -> Fit:
+        h = np.atleast_2d(kept.h)
+        one_batch = len(h) == 1
+        # With mini-batches the draws of one batch share its error: the spread is that of the batches' means.
+        means = h[0] if one_batch else h.mean(axis=1)
+        khat, notes = pareto_khat(h[0]) if one_batch else (float("nan"), ("k-hat is not told from mini-batches",))
+        report = Report(
+            elbo=float(h.mean()),
+            elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
+            khat=khat,
+            khat_draws=int(h[0].size),
+            converged=stop.converged and not khat > _BAD_KHAT,
+            stop_reason=stop.reason + _objection(stop, khat),
+            n_evals=self.black_box.n_evals,
+            n_iterations=len(self._history),
+            failures=tuple(self.black_box.failures),
+            trace=_trace(self._history),
+            seconds=time.perf_counter() - self._start,
+            seed=self.seed,
+            method=repr(self.algorithm),
+            notes=notes,
+        )
+        return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+def _objection(stop: Stop, khat: float) -> str:
+    if not (stop.converged and khat > _BAD_KHAT):
+        return ""
+    return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
+
+
+def _check_domain(turn: _Turn) -> None:
+    if not bool(turn.info.inside):
+        msg = (
+            "the plain step left the domain: the new covariance would not be positive definite; take "
+            'step="bounded-rate", "exponential" or "retraction", a smaller learning_rate, or more draws'
+        )
+        raise DomainError(msg)
+
+
+def _trace(history: History) -> Trace:
+    return Trace(**{name: np.asarray(values) for name, values in vars(history).items() if name != "window"})

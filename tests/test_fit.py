@@ -1,0 +1,466 @@
+"""From a function and a prior to a posterior, against answers known in closed form."""
+
+import os
+import signal
+import threading
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from oracles import GaussianTarget, gaussian_kl
+
+import qbvi
+from qbvi.stopping import MaxIterations
+
+QUICK = qbvi.QBVI(n_samples=40, stop=(MaxIterations(60),), n_fresh=50, learning_rate=0.3)
+
+
+def conjugate(rng, d=3, n=20):
+    """Gaussian data with known noise: log-likelihood, and the exact posterior under N(1, 2^2)."""
+    x, y = rng.standard_normal((n, d)), rng.standard_normal(n)
+    cov = np.linalg.inv(x.T @ x + np.eye(d) / 4)
+    mean = cov @ (x.T @ y + np.ones(d) / 4)
+    return lambda theta: -0.5 * np.sum((y - x @ theta) ** 2), mean, cov
+
+
+def gap(fit, mean, cov):
+    """KL(q || exact posterior), the gap in nats."""
+    return gaussian_kl(*fit.unconstrained, mean, cov)
+
+
+# ---------------------------------------------------------------- ways to say the same
+
+
+def as_vector(f):
+    return f, qbvi.Normal(1, 2, shape=3), {}
+
+
+def as_vectorized(f):
+    return (lambda t: np.array([f(row) for row in t])), qbvi.Normal(1, 2, shape=3), {"vectorized": True}
+
+
+def as_dict(f):
+    def named(p):
+        return f(np.array([p["a"], *p["b"]]))
+
+    return named, {"a": qbvi.Normal(1, 2), "b": qbvi.Normal(1, 2, shape=2)}, {}
+
+
+def as_vectorized_dict(f):
+    def named(p):
+        return np.array([f(np.array([a, *b])) for a, b in zip(p["a"], p["b"], strict=True)])
+
+    return named, {"a": qbvi.Normal(1, 2), "b": qbvi.Normal(1, 2, shape=2)}, {"vectorized": True}
+
+
+def as_scipy(f):
+    return f, scipy.stats.norm(np.ones(3), 2), {}
+
+
+def as_scipy_multivariate(f):
+    return f, scipy.stats.multivariate_normal(np.ones(3), 4 * np.eye(3)), {}
+
+
+def as_log_prior(f):
+    return f, qbvi.LogPrior(lambda t: -0.125 * np.sum((t - 1) ** 2), shape=3), {}
+
+
+def as_log_joint(f):
+    return (lambda t: f(t) - 0.125 * np.sum((t - 1) ** 2)), qbvi.Flat(shape=3), {}
+
+
+def as_data(f):
+    return (lambda t, data: f(t) * (len(data) / 5)), qbvi.Normal(1, 2, shape=3), {"data": np.arange(5)}
+
+
+WAYS = [as_vector, as_vectorized, as_dict, as_vectorized_dict, as_scipy, as_scipy_multivariate, as_log_prior, as_log_joint, as_data]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_say_it_gives_the_exact_posterior(way, rng):
+    f, mean, cov = conjugate(rng)
+    function, prior, options = way(f)
+    fit = qbvi.fit(function, prior, seed=1, **options)
+    assert gap(fit, mean, cov) < 0.01
+    assert fit.converged
+
+
+@pytest.mark.parametrize("d", [1, 2, 10, 50])
+@pytest.mark.parametrize("condition", [1.0, 1e6])
+def test_a_gaussian_log_likelihood_is_recovered(d, condition):
+    target = GaussianTarget.random(np.random.default_rng(d), d, condition)
+    fit = qbvi.fit(target.log_density, qbvi.Flat(shape=d), vectorized=True, seed=1)
+    assert fit.converged
+    assert gap(fit, target.mean, target.cov) < 0.01
+    assert abs(fit.elbo) < 5 * fit.elbo_se + 0.01  # the density is normalised: the best bound is zero
+
+
+# ---------------------------------------------------------------- supports
+
+
+def test_the_function_sees_constrained_concrete_numpy_values():
+    seen = []
+
+    def spy(p):
+        seen.append(p)
+        return -np.sum(p["w"] ** 2) - p["s"] - p["p"] - np.sum(p["o"] ** 2) - np.sum(p["m"] ** 2)
+
+    prior = {
+        "w": qbvi.Dirichlet(np.ones(3)),
+        "s": qbvi.InverseGamma(3, 1),
+        "p": qbvi.Uniform(2, 5),
+        "o": qbvi.Flat(shape=2, support=qbvi.Ordered()),
+        "m": qbvi.Normal(0, 1, shape=(2, 2)),
+    }
+    fit = qbvi.fit(spy, prior, method=QUICK, seed=1)
+    for p in seen:
+        assert all(isinstance(value, np.ndarray | np.float64) for value in p.values())
+        assert p["s"] > 0
+        assert 2 <= p["p"] <= 5
+        assert np.isclose(p["w"].sum(), 1)
+        assert p["o"][0] < p["o"][1]
+        assert p["m"].shape == (2, 2)
+    draws = fit.sample(10, seed=1)
+    assert draws["m"].shape == (10, 2, 2)
+    assert np.all(draws["s"] > 0)
+
+
+def test_a_log_normal_posterior_is_exact_through_its_transform():
+    """A log-normal prior with a log-normal likelihood: Gaussian on the log scale."""
+    fit = qbvi.fit(lambda s: -0.5 * (np.log(s) - 1) ** 2 / 0.25, qbvi.LogNormal(0, 1), seed=1)
+    mean, var = 0.8, 0.2
+    np.testing.assert_allclose(fit.unconstrained[0], mean, atol=0.02)
+    np.testing.assert_allclose(fit.mean, np.exp(mean + var / 2), rtol=0.02)
+
+
+def test_the_papers_garch_transform_is_a_users_bijection(rng):
+    """Gaussian prior on psi; the function sees omega, alpha, beta inside the stationary region."""
+
+    def forward(psi):
+        s = 1 / (1 + np.exp(-psi))
+        return np.array([s[0], s[1] * (1 - s[2]), s[1] * s[2]])
+
+    seen = []
+
+    def log_likelihood(theta):
+        seen.append(theta)
+        omega, alpha, beta = theta
+        persistence = alpha + beta
+        psi = np.log([omega / (1 - omega), persistence / (1 - persistence), beta / alpha])
+        return -0.5 * np.sum((psi - [-1, 2, 1]) ** 2)
+
+    prior = qbvi.Transformed(qbvi.Normal(0, 1, shape=3), qbvi.Bijection(forward))
+    fit = qbvi.fit(log_likelihood, prior, seed=1)
+    np.testing.assert_allclose(fit.unconstrained[0], np.array([-1, 2, 1]) / 2, atol=0.03)
+    assert all(theta[1] + theta[2] < 1 for theta in seen)
+
+
+# ---------------------------------------------------------------- families and methods
+
+
+def test_a_diagonal_posterior_is_the_best_of_its_family(rng):
+    f, mean, cov = conjugate(rng)
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), family="diagonal", seed=1)
+    best = np.diag(1 / np.diag(np.linalg.inv(cov)))
+    assert gaussian_kl(*fit.unconstrained, mean, cov) < gaussian_kl(mean, best, mean, cov) + 0.01
+
+
+@pytest.mark.parametrize("groups", [[["a"], ["b"]], [["b"], ["a"]]])
+def test_groups_of_named_parameters_are_independent_blocks(rng, groups):
+    f, mean, cov = conjugate(rng)
+    function, prior, _ = as_dict(f)
+    fit = qbvi.fit(function, prior, family=groups, seed=1)
+    precision = np.linalg.inv(cov)
+    best = np.zeros((3, 3))
+    best[0, 0], best[1:, 1:] = 1 / precision[0, 0], np.linalg.inv(precision[1:, 1:])
+    assert np.all(fit.unconstrained[1][0, 1:] == 0)
+    assert gap(fit, mean, cov) < gaussian_kl(mean, best, mean, cov) + 0.01
+
+
+def test_groups_of_columns_serve_where_there_are_no_names(rng):
+    f, _, _ = conjugate(rng)
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), family=[[0, 2], [1]], method=QUICK, seed=1)
+    cov = fit.unconstrained[1]
+    assert cov[0, 1] == cov[1, 2] == 0 != cov[0, 2]
+
+
+@pytest.mark.parametrize("estimator", ["leave-one-out", "residual", "control-variate-centred"])
+@pytest.mark.parametrize("draws", ["independent", "antithetic", "sobol"])
+@pytest.mark.parametrize("step", ["bounded-rate", "exponential", "retraction", "cholesky-log"])
+def test_parts_go_together(rng, estimator, draws, step):
+    f, mean, cov = conjugate(rng)
+    method = qbvi.QBVI(
+        estimator=estimator, draws=draws, step=step, n_samples=64, stop=(MaxIterations(300),), keep="last", n_fresh=50,
+        learning_rate=qbvi.LearningRate(0.2, decay_after=40), initial_sd=0.5,
+        updates=(qbvi.ClipByNorm(100.0, first_norm=1.0, first_steps=2),),  # control variates have no coefficients at first
+    )  # fmt: skip
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=method, seed=1)
+    assert gap(fit, mean, cov) < 0.1
+
+
+def test_the_kept_iterate_has_the_best_smoothed_bound_mean_and_covariance(rng):
+    f, _, _ = conjugate(rng)
+    method = qbvi.QBVI(n_samples=10, stop=(MaxIterations(50),), window=5, learning_rate=0.9, n_fresh=50)
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=method, seed=3)
+    best = int(np.argmax(fit.trace.elbo_smooth))
+    np.testing.assert_allclose(fit.mean, fit.trace.mean[best])
+    np.testing.assert_allclose(fit.sd, fit.trace.sd[best])
+
+
+def test_the_bound_is_a_fresh_estimate_with_an_honest_error(rng):
+    """Known bound of the returned q, by closed form; the error bar covers it."""
+    f, mean, cov = conjugate(rng)
+    evidence = f(mean) - 0.125 * np.sum((mean - 1) ** 2) - 1.5 * np.log(4) + 0.5 * np.linalg.slogdet(cov)[1]
+    z = []
+    for seed in range(20):
+        fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=QUICK, seed=seed)
+        z.append((fit.elbo - (evidence - gap(fit, mean, cov))) / fit.elbo_se)
+    assert np.abs(z).max() < scipy.stats.t(49).isf(1e-6 / 2 / 20)
+
+
+def test_a_plain_step_that_leaves_the_domain_says_what_to_do(rng):
+    f, _, _ = conjugate(rng)
+    method = qbvi.QBVI(step="plain", n_samples=4, learning_rate=5.0)
+    with pytest.raises(qbvi.DomainError, match='step="bounded-rate"') as caught:
+        qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=method, seed=1)
+    assert caught.value.fit is not None
+
+
+def test_separate_rates_and_clipping_compose(rng):
+    f, mean, cov = conjugate(rng)
+    method = qbvi.QBVI(
+        updates=(qbvi.ClipByNorm(1000, first_norm=10), qbvi.Momentum(0.4), qbvi.SeparateRates(0.2, 0.1)),
+        learning_rate=None, stop=(MaxIterations(200),), n_fresh=50,
+    )  # fmt: skip
+    assert gap(qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=method, seed=1), mean, cov) < 0.05
+
+
+# ---------------------------------------------------------------- seeds, budgets, interruption
+
+
+def test_same_seed_same_result_however_the_function_is_called(rng):
+    f, _, _ = conjugate(rng)
+    one = qbvi.fit(*as_vector(f)[:2], seed=5)
+    two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5)
+    other = qbvi.fit(*as_vector(f)[:2], seed=6)
+    np.testing.assert_array_equal(one.cov, two.cov)
+    assert one.elbo == two.elbo != other.elbo
+
+
+def test_without_a_seed_the_fit_says_which_one_it_took(rng):
+    f, _, _ = conjugate(rng)
+    first = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=QUICK)
+    again = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=QUICK, seed=first.seed)
+    np.testing.assert_array_equal(first.mean, again.mean)
+
+
+@pytest.mark.parametrize("method", ["auto", "paper"])
+@pytest.mark.parametrize("max_evals", [30, 333, 1000])
+def test_the_budget_of_evaluations_is_kept_and_the_fit_so_far_returned(rng, max_evals, method):
+    calls = []
+    regression = scipy.stats.multivariate_t(np.ones(4), df=3)
+
+    def count(theta):
+        calls.append(1)
+        return regression.logpdf(theta)
+
+    fit = qbvi.fit(count, qbvi.Normal(0, 30, shape=4), method=method, max_evals=max_evals, seed=1)
+    assert fit.n_evals == len(calls) <= max(max_evals, 100)
+    assert fit.converged or f"{max_evals:,} evaluations" in fit.stop_reason
+    assert np.isfinite(fit.elbo)
+
+
+def test_seconds_end_a_fit_too(rng):
+    f, _, _ = conjugate(rng)
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=qbvi.QBVI(stop=()), max_time=0.3, seed=1)
+    assert "seconds" in fit.stop_reason
+    assert not fit.converged
+
+
+def test_ctrl_c_gives_the_fit_so_far(rng):
+    f, _, _ = conjugate(rng)
+    calls = []
+
+    def interrupted(theta):
+        calls.append(1)
+        if len(calls) == 500:
+            raise KeyboardInterrupt
+        return f(theta)
+
+    fit = qbvi.fit(interrupted, qbvi.Normal(1, 2, shape=3), method=qbvi.QBVI(), seed=1)
+    assert "Ctrl-C" in fit.stop_reason
+    assert not fit.converged
+    assert len(fit.trace) == 4
+    assert np.isfinite(fit.elbo)
+
+
+def test_a_real_signal_does_the_same(rng):
+    f, _, _ = conjugate(rng)
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=qbvi.QBVI(stop=()), seed=1)
+    assert "Ctrl-C" in fit.stop_reason
+
+
+def test_progress_tells_evaluations_bound_step_and_time_left(rng, capsys):
+    f, _, _ = conjugate(rng)
+    qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=QUICK, seed=1, progress=True)
+    line = capsys.readouterr().err.split("\r")[-1]
+    for part in ("evaluations", "bound", "step", "left", "60 iterations"):
+        assert part in line
+    qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=QUICK, seed=1)
+    assert capsys.readouterr().err == ""
+
+
+# ---------------------------------------------------------------- starts
+
+
+def test_init_takes_a_point_or_an_earlier_fit(rng):
+    f, mean, _ = conjugate(rng)
+    function, prior, _ = as_dict(f)
+    fit = qbvi.fit(function, prior, init={"a": mean[0], "b": mean[1:]}, method=QUICK, seed=1)
+    np.testing.assert_allclose(fit.trace.mean[0], mean)
+    again = qbvi.fit(function, prior, init=fit, method=QUICK, seed=1)
+    np.testing.assert_allclose(again.trace.mean[0], fit.unconstrained[0])
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        ({"a": np.nan, "b": [0, 0]}, "values of 'a' must be finite, got nan"),
+        ({"a": 0.0, "b": [0, np.inf]}, "values of 'b' must be finite, got inf"),
+        ({"a": 0.0, "c": [0, 0]}, "'b'"),
+        ({"a": 0.0, "b": [0, 0, 0]}, "shape"),
+    ],
+)
+def test_a_start_that_cannot_be_is_refused(rng, init, message):
+    f, _, _ = conjugate(rng)
+    function, prior, _ = as_dict(f)
+    with pytest.raises(ValueError, match=message):
+        qbvi.fit(function, prior, init=init, method=QUICK)
+
+
+# ---------------------------------------------------------------- mini-batches
+
+
+def test_mini_batches_are_scaled_and_shared_by_the_draws_of_a_step(rng):
+    y, batches = rng.standard_normal(100) + 3, []
+
+    def log_likelihood(m, batch):
+        batches.append(batch)
+        return -0.5 * np.sum((batch - m) ** 2)
+
+    method = qbvi.QBVI(
+        n_samples=20, stop=(MaxIterations(300),), keep="last", n_fresh=40,
+        learning_rate=qbvi.LearningRate(0.3, decay_after=20), initial_sd=0.5,
+    )  # fmt: skip
+    fit = qbvi.fit(log_likelihood, qbvi.Normal(0, 10), data=y, batch_size=10, method=method, seed=1)
+    assert all(b is batches[0] for b in batches[:20])
+    assert batches[20] is not batches[0]
+    assert {len(b) for b in batches} == {10}
+    exact = 1 / (100 + 0.01)
+    np.testing.assert_allclose(fit.sd, np.sqrt(exact), rtol=0.1)
+    np.testing.assert_allclose(fit.mean, exact * y.sum(), atol=0.1)
+    assert np.isnan(fit.khat)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_an_evaluation_error_keeps_the_fit_so_far(rng):
+    f, _, _ = conjugate(rng)
+    calls = []
+
+    def fails_late(theta):
+        calls.append(1)
+        return np.nan if len(calls) > 250 else f(theta)
+
+    with pytest.raises(qbvi.EvaluationError, match="returned nan") as caught:
+        qbvi.fit(fails_late, qbvi.Normal(1, 2, shape=3), method=qbvi.QBVI(), seed=1)
+    assert len(caught.value.fit.trace) == 2
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1])
+def test_points_that_fail_at_random_do_not_spoil_the_answer(rng, share):
+    f, mean, cov = conjugate(rng)
+    fails = np.random.default_rng(8)
+
+    def flaky(theta):
+        return np.nan if fails.random() < share else f(theta)
+
+    fit = qbvi.fit(flaky, qbvi.Normal(1, 2, shape=3), on_failure="exclude", seed=1)
+    assert gap(fit, mean, cov) < 0.05
+    assert fit.n_failed == len(fit.failures) > 0
+    assert fit.failures[0].kind == "nan"
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "papr"}, "did you mean 'paper'"),
+        ({"family": "ful"}, "did you mean 'full'"),
+        ({"family": [[0], [1]]}, r"each of the 3 coordinates in exactly one group"),
+        ({"batch_size": 5}, "`batch_size` needs `data`"),
+        ({"on_failure": "ignore"}, "`on_failure` must be one of"),
+    ],
+)
+def test_bad_options_are_refused_with_the_way_out(rng, options, message):
+    f, _, _ = conjugate(rng)
+    with pytest.raises(ValueError, match=message):
+        qbvi.fit(f, qbvi.Normal(1, 2, shape=3), **options)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "message"),
+    [
+        ("estimator", "residul", "did you mean 'residual'"),
+        ("draws", "sobl", "did you mean 'sobol'"),
+        ("step", "exponentail", "did you mean 'exponential'"),
+        ("stop", ("patiense",), "did you mean 'patience'"),
+        ("keep", "bets", "did you mean 'best'"),
+    ],
+)
+def test_an_unknown_part_suggests_the_nearest(part, name, message):
+    with pytest.raises(ValueError, match=message):
+        qbvi.QBVI(**{part: name})
+
+
+def test_priors_that_cannot_be_are_refused():
+    with pytest.raises(ValueError, match="positive definite"):
+        qbvi.fit(lambda t: 0.0, qbvi.MultivariateNormal(np.zeros(2), [[1, 2], [2, 1]]))
+    with pytest.raises(ValueError, match="parameter"):
+        qbvi.fit(lambda t: 0.0, {})
+    with pytest.raises((TypeError, ValueError), match="LogPrior"):
+        qbvi.fit(lambda t: 0.0, lambda t: 0.0)
+
+
+# ---------------------------------------------------------------- nothing breaks
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    d=st.integers(1, 100),
+    prior_scale=st.floats(-3, 3).map(lambda x: 10.0**x),
+    start=st.floats(-100, 100),
+    rate=st.floats(0.01, 1.0),
+    step=st.sampled_from(["bounded-rate", "exponential", "retraction", "cholesky-log"]),
+    estimator=st.sampled_from(["score-function", "control-variate", "control-variate-centred", "leave-one-out", "residual"]),
+    family=st.sampled_from(["full", "diagonal"]),
+    curvature=st.floats(-4, 4).map(lambda x: 10.0**x),
+)
+def test_no_decomposition_error_reaches_a_user(d, prior_scale, start, rate, step, estimator, family, curvature):
+    """From any start, prior scale, dimension and parts: a posterior with finite mean and positive variances."""
+    method = qbvi.QBVI(
+        estimator=estimator, step=step, learning_rate=rate, n_samples=6, stop=(MaxIterations(12),), n_fresh=4
+    )
+    fit = qbvi.fit(
+        lambda t: -curvature * np.sum(np.abs(t - 1) ** 1.5, axis=1), qbvi.Normal(0, prior_scale, shape=d), method=method,
+        family=family, init=np.full(d, start), vectorized=True, seed=d,
+    )  # fmt: skip
+    assert np.all(np.isfinite(fit.mean))
+    assert np.all(fit.sd > 0)
+    assert np.all(np.isfinite(fit.sample(3, seed=1)))
