@@ -29,7 +29,9 @@ def gaps(problem: oracles.LogisticRegression, method: qbvi.QBVI, family: str, se
     best = problem.best_gaussian(diagonal=family == "diagonal").elbo
     prior = qbvi.Normal(0, problem.prior_variance**0.5, shape=problem.d)
     fits = [
-        qbvi.fit(problem.log_likelihood, prior, vectorized=True, method=method, family=family, seed=seed, progress=False)
+        qbvi.fit(
+            problem.log_likelihood, prior, vectorized=True, method=method, family=family, seed=seed, progress=False
+        )
         for seed in range(seeds)
     ]
     return np.array([best - problem.exact_elbo(*fit.unconstrained) for fit in fits])

@@ -28,7 +28,7 @@ def training_rows() -> tuple[np.ndarray, np.ndarray]:
     columns = [table[name].to_numpy(float) for name in ("kidslt6", "kidsge6", "age", "educ", "huswage")]
     x = np.column_stack([*columns, np.log(table["faminc"]), table["city"]])
     x[:, 2:6] = (x[:, 2:6] - x[:, 2:6].mean(0)) / x[:, 2:6].std(0, ddof=1)
-    rows = np.argsort(np.random.RandomState(2022).rand(len(x)))[: int(0.75 * len(x))]  # noqa: NPY002 - the paper's split
+    rows = np.argsort(np.random.RandomState(2022).rand(len(x)))[: int(0.75 * len(x))]
     return np.column_stack([np.ones(len(x)), x])[rows], table["inlf"].to_numpy(float)[rows]
 
 
@@ -55,13 +55,18 @@ def main() -> None:
     fit.plot_marginals(names=labels, points=points).savefig(arguments.out / "marginals.png", dpi=200)
     fit.plot_pairs(names=labels, points=points).savefig(arguments.out / "pairs.png", dpi=200)
     fit.save(arguments.out / "posterior.npz")
-    print(f"\nsaved in {arguments.out}/: table.txt, trace.png, marginals.png, pairs.png, posterior.npz (qbvi.load reads it)")
+    print(
+        f"\nsaved in {arguments.out}/: table.txt, trace.png, marginals.png, pairs.png, posterior.npz (qbvi.load reads it)"
+    )
 
 
 def table(fit: qbvi.Fit) -> str:
     """The posterior beside the published one."""
     lines = ["Labour-force participation, logistic regression, prior N(0, 5)", ""]
-    lines += [f"{'':12s}{'qbvi':>18s}{'paper':>20s}", f"{'':12s}{'mean':>9s}{'variance':>10s}{'mean':>10s}{'variance':>10s}"]
+    lines += [
+        f"{'':12s}{'qbvi':>18s}{'paper':>20s}",
+        f"{'':12s}{'mean':>9s}{'variance':>10s}{'mean':>10s}{'variance':>10s}",
+    ]
     for name, *row in zip(NAMES, fit.mean, fit.sd**2, PUBLISHED_MEAN, PUBLISHED_VARIANCE, strict=True):
         lines.append(f"{name:12s}{row[0]:9.3f}{row[1]:10.3f}{row[2]:10.3f}{row[3]:10.3f}")
     lines += [

@@ -9,9 +9,9 @@ import pytest
 import scipy.stats
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oracles import GaussianTarget, gaussian_kl
 
 import qbvi
+from oracles import GaussianTarget, gaussian_kl
 from qbvi.stopping import MaxIterations
 
 QUICK = qbvi.QBVI(n_samples=40, stop=(MaxIterations(60),), n_fresh=50, learning_rate=0.3)
@@ -75,7 +75,17 @@ def as_data(f):
     return (lambda t, data: f(t) * (len(data) / 5)), qbvi.Normal(1, 2, shape=3), {"data": np.arange(5)}
 
 
-WAYS = [as_vector, as_vectorized, as_dict, as_vectorized_dict, as_scipy, as_scipy_multivariate, as_log_prior, as_log_joint, as_data]
+WAYS = [
+    as_vector,
+    as_vectorized,
+    as_dict,
+    as_vectorized_dict,
+    as_scipy,
+    as_scipy_multivariate,
+    as_log_prior,
+    as_log_joint,
+    as_data,
+]
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -381,7 +391,7 @@ def test_an_evaluation_error_keeps_the_fit_so_far(rng):
     assert len(caught.value.fit.trace) == 2
 
 
-@pytest.mark.parametrize("share", [0.01, 0.1])
+@pytest.mark.parametrize("share", [0.05, 0.2])
 def test_points_that_fail_at_random_do_not_spoil_the_answer(rng, share):
     f, mean, cov = conjugate(rng)
     fails = np.random.default_rng(8)
@@ -448,7 +458,9 @@ def test_priors_that_cannot_be_are_refused():
     start=st.floats(-100, 100),
     rate=st.floats(0.01, 1.0),
     step=st.sampled_from(["bounded-rate", "exponential", "retraction", "cholesky-log"]),
-    estimator=st.sampled_from(["score-function", "control-variate", "control-variate-centred", "leave-one-out", "residual"]),
+    estimator=st.sampled_from(
+        ["score-function", "control-variate", "control-variate-centred", "leave-one-out", "residual"]
+    ),
     family=st.sampled_from(["full", "diagonal"]),
     curvature=st.floats(-4, 4).map(lambda x: 10.0**x),
 )

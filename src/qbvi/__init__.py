@@ -30,6 +30,7 @@ from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
+from qbvi.regression import Regression
 from qbvi.results import Fit
 from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
@@ -75,6 +76,7 @@ __all__ = [
     "Plain",
     "Positive",
     "Real",
+    "Regression",
     "Residual",
     "Retraction",
     "ScoreFunction",

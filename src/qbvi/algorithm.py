@@ -56,10 +56,17 @@ class Algorithm(Protocol):
     stop: Any
     window: int
     keep: str
-    n_fresh: int
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """How many draws from the result to spend on its bound and k-hat, after so many evaluations."""
+        ...
 
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations to start from, given those of the prior."""
+        ...
+
+    def default_budget(self, d: int) -> int | None:
+        """Evaluations after which to give up where the user set no budget."""
         ...
 
     def init(self, family: Family, q: Array) -> Any:
@@ -167,6 +174,14 @@ class QBVI:
         if self.window < 1:
             msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
             raise ValueError(msg)
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """A fixed number."""
+        return self.n_fresh
+
+    def default_budget(self, d: int) -> None:
+        """None: the stopping rules decide."""
+        return
 
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations to start from, given those of the prior."""

@@ -13,9 +13,11 @@ from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.progress import Progress
+from qbvi.regression import Regression
 from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.stopping import Budget, MaxIterations
+from qbvi.updates import LearningRate
 
 __all__ = ["fit"]
 
@@ -27,11 +29,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     prior: Any,
     *,
     vectorized: bool = False,
-    method: str | QBVI = "auto",
+    method: str | Algorithm = "auto",
     family: str | Groups = "full",
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
+    tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
     on_failure: str | Callable[[Any], float] = "raise",
@@ -51,7 +54,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     vectorized
         The function takes points stacked along a first axis and returns one number for each.
     method
-        ``"auto"``, ``"paper"``, or a `qbvi.QBVI` put together from its parts.
+        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression`, and
+        `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
         The posterior's covariance: ``"full"``, ``"diagonal"``, or groups of parameters (names, or column numbers where they
         have none), independent of each other and with full covariance inside.
@@ -60,6 +64,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         batch is scaled by N / M.
     init
         A point to start from, on the constrained scale, or an earlier `qbvi.Fit`; by default the centre of the prior.
+    tol
+        Stop when fewer nats than this are predicted to be missing from the bound (method ``"auto"``).
     max_evals, max_time
         Budget in evaluations and in seconds.
     on_failure
@@ -88,7 +94,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     if batches is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
-    algorithm = _method(method, batches)
+    algorithm = _method(method, model.dim, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     run = Run(
         model=model,
@@ -96,7 +102,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         black_box=BlackBox(log_likelihood, vectorized, on_failure),
         batches=batches,
         algorithm=algorithm,
-        budget=Budget(max_evals, max_time, reserve=0 if max_evals is None else min(algorithm.n_fresh, max_evals // 4)),
+        budget=_budget(algorithm, model.dim, max_evals, max_time),
         seed=seed,
     )
     return run(init, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
@@ -123,8 +129,27 @@ def _columns(member: str | int, model: Model) -> list[int]:
     return [int(member)]
 
 
-def _method(method: str | QBVI, batches: Batches | None) -> Algorithm:
-    return pick("method", method, {"auto": QBVI(), "paper": paper()})  # type: ignore[no-any-return]
+_MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
+
+
+def _method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
+    many = d > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+    table: dict[str, Any] = {"auto": many_dimensional() if many else Regression(tol=tol), "paper": paper()}
+    return pick("method", method, table)  # type: ignore[no-any-return]
+
+
+def many_dimensional() -> QBVI:
+    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much."""
+    return QBVI(learning_rate=LearningRate(0.1, decay_after=100), keep="last")
+
+
+def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None) -> Budget:
+    if max_evals is None:
+        return Budget(algorithm.default_budget(d), max_time)
+    if max_evals < 1:
+        msg = f"`max_evals` must be at least 1, got {max_evals}"
+        raise ValueError(msg)
+    return Budget(max_evals, max_time, reserve=min(algorithm.fresh_draws(max_evals), max_evals // 4))
 
 
 def _max_iterations(algorithm: Algorithm) -> int | None:

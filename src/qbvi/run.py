@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qbvi.algorithm import Algorithm, Info, Values
 from qbvi.arrays import Array, to_numpy
-from qbvi.diagnostics import pareto_khat
+from qbvi.diagnostics import objection_to, pareto_khat
 from qbvi.evaluate import Batches, BlackBox, EvaluationError
 from qbvi.families import Family
 from qbvi.model import Model
@@ -25,7 +25,6 @@ __all__ = ["DomainError", "Run"]
 
 Floats = NDArray[np.float64]
 
-_BAD_KHAT = 1.0  # beyond it the importance ratios have no mean: whatever settled, it is not the posterior
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
 
@@ -150,14 +149,23 @@ class Run:
 
     def _finish(self, kept: _Kept, stop: Stop) -> Fit:
         """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""
-        n = self.algorithm.n_fresh
+        n = self.algorithm.fresh_draws(self.black_box.n_evals)
         if self.budget.max_evals is not None:
             n = min(n, self.budget.max_evals - self.black_box.n_evals)
         if n < 2:
             return self._freeze(kept, stop)
         groups = min(10, n // 2) if self.batches is not None and self.batches.is_partial else 1
-        residuals = [self._fresh_residuals(kept.q, n // groups) for _ in range(groups)]
-        return self._freeze(_Kept(kept.q, np.stack(residuals)), stop)
+        h = np.stack([self._fresh_residuals(kept.q, n // groups) for _ in range(groups)])
+        return self._freeze(_Kept(kept.q, h), self._doubted(stop, h))
+
+    def _doubted(self, stop: Stop, h: Floats) -> Stop:
+        """Take a convergence back where fresh draws put the bound well below what the fit said."""
+        said, mean, se = self._history.elbo_smooth[-1], float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
+        if not stop.converged or mean > said - _DISAGREEMENT * se - 0.1:
+            return stop
+        return Stop(
+            False, f"fresh draws put the bound at {mean:.4g}, below the {said:.4g} of the fit: more draws are needed"
+        )
 
     def _fresh_residuals(self, q: Array, n: int) -> Floats:
         theta = self.family.transport(q, Independent().normal(self._fresh, n, self.family.dim))
@@ -169,13 +177,14 @@ class Run:
         # With mini-batches the draws of one batch share its error: the spread is that of the batches' means.
         means = h[0] if one_batch else h.mean(axis=1)
         khat, notes = pareto_khat(h[0]) if one_batch else (float("nan"), ("k-hat is not told from mini-batches",))
+        objection = objection_to(khat, h[0]) if stop.converged else ""
         report = Report(
             elbo=float(h.mean()),
             elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
             khat=khat,
             khat_draws=int(h[0].size),
-            converged=stop.converged and not khat > _BAD_KHAT,
-            stop_reason=stop.reason + _objection(stop, khat),
+            converged=stop.converged and not objection,
+            stop_reason=stop.reason + objection,
             n_evals=self.black_box.n_evals,
             n_iterations=len(self._history),
             failures=tuple(self.black_box.failures),
@@ -186,12 +195,6 @@ class Run:
             notes=notes,
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
-
-
-def _objection(stop: Stop, khat: float) -> str:
-    if not (stop.converged and khat > _BAD_KHAT):
-        return ""
-    return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
 
 
 def _check_domain(turn: _Turn) -> None:

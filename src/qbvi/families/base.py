@@ -119,6 +119,23 @@ class Family(ABC):
         An update whose whitened entries exceed ``limit`` is shortened to it.
         """
 
+    @abstractmethod
+    def restrict(self, curvature: Array) -> Array:
+        """Keep of a symmetric matrix in whitened coordinates (d, d) what the family's precision can follow."""
+
+    @abstractmethod
+    def quadratic_kernel(self, z: Array) -> Array:
+        """Sum over the orthonormal quadratic features that the family follows of their products: (n, d) -> (n, n)."""
+
+    @abstractmethod
+    def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
+        """Move by ``shift`` (d,) and scale by ``root`` (d, d), both in whitened coordinates and within the family."""
+
+    @property
+    def n_quadratic(self) -> int:
+        """Number of quadratic features that the family follows."""
+        return self.size - self.dim
+
     def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
         """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
         return log_joint - self.log_prob(q, theta)

@@ -202,6 +202,23 @@ class Gaussian(Family):
         inverse = xp.linalg.inv(factor / diagonal[:, None]) / diagonal[None, :]
         return _close(_Opened(mu + t * (L @ b), factor, _refined(inverse, factor)))
 
+    def restrict(self, curvature: Array) -> Array:
+        """All of it."""
+        return curvature
+
+    def quadratic_kernel(self, z: Array) -> Array:
+        """((z . z')^2 - |z|^2 - |z'|^2 + d) / 2."""
+        xp = array_namespace(z)
+        inner = z @ z.T
+        squares = xp.linalg.diagonal(inner)
+        return 0.5 * (inner**2 - squares[:, None] - squares[None, :] + self.dim)
+
+    def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
+        """Mean mu + L shift, factor L root."""
+        mu, L, K = self._open(q)
+        factor = L @ root
+        return _close(_Opened(mu + L @ shift, factor, _refined(inverse_root @ K, factor)))
+
     def _open(self, q: Array) -> _Opened:
         xp = array_namespace(q)
         d = self.dim
@@ -364,6 +381,22 @@ class DiagonalGaussian(Family):
         c = 2 * s**2 * change
         t = limit / xp.maximum(xp.max(xp.abs(c)), limit * xp.ones_like(c[0]))
         return xp.concat([mu + t * s**2 * force, s * xp.exp(0.5 * t * c)])
+
+    def restrict(self, curvature: Array) -> Array:
+        """Its diagonal."""
+        xp = array_namespace(curvature)
+        eye = xp.eye(self.dim, dtype=curvature.dtype, device=device(curvature))
+        return eye * xp.linalg.diagonal(curvature)
+
+    def quadratic_kernel(self, z: Array) -> Array:
+        """Sum over coordinates of (z^2 - 1)(z'^2 - 1) / 2."""
+        return 0.5 * (z**2 - 1) @ (z**2 - 1).T
+
+    def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
+        """Mean mu + s shift, standard deviations s root."""
+        xp = array_namespace(q)
+        mu, s = self._open(q)
+        return xp.concat([mu + s * shift, s * xp.linalg.diagonal(root)])
 
     def _open(self, q: Array) -> tuple[Array, Array]:
         return q[: self.dim], q[self.dim :]

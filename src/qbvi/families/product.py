@@ -143,6 +143,30 @@ class Product(Family):
         parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
         return self._join([f.move_factor(part, change, limit) for f, part, change in parts])
 
+    def restrict(self, curvature: Array) -> Array:
+        """The factors' blocks."""
+        xp = array_namespace(curvature)
+        rows = []
+        for i, (factor, columns) in enumerate(self._parts()):
+            block = factor.restrict(self._block(curvature, columns))
+            zeros = [
+                xp.zeros((factor.dim, f.dim), dtype=curvature.dtype, device=device(curvature)) for f in self.factors
+            ]
+            rows.append(self._scatter([block if i == j else zero for j, zero in enumerate(zeros)]))
+        return self._scatter([row.T for row in rows])
+
+    def quadratic_kernel(self, z: Array) -> Array:
+        """Sum over the factors."""
+        return sum(f.quadratic_kernel(self._pick(z, c)) for f, c in self._parts())
+
+    def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
+        """Deform every factor by its block."""
+        parts = [
+            f.deform(part, self._pick(shift, c), self._block(root, c), self._block(inverse_root, c))
+            for (f, c), part in zip(self._parts(), self._open(q), strict=True)
+        ]
+        return self._join(parts)
+
     def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
         return zip(self.factors, self.columns, strict=True)
 

@@ -1,0 +1,72 @@
+r"""Kernels of the orthonormal Hermite polynomials: all of one degree at once, in O(n^2 d) whatever their number.
+
+Under z ~ N(0, I) the multivariate Hermite polynomials are orthonormal, and the sum over those of degree m of
+:math:`\mathrm{He}_\alpha(x) \mathrm{He}_\alpha(y)` depends only on x.y, |x|^2 and |y|^2. Each kernel here is their mean, so that
+its expectation on the diagonal is one.
+"""
+
+from __future__ import annotations
+
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Kernels", "free_features", "kernels", "tail_variance"]
+
+Floats = NDArray[np.float64]
+
+
+class Kernels(NamedTuple):
+    """Mean products of the orthonormal Hermite polynomials of degree two, three and four."""
+
+    second: Floats  # (n, n)
+    third: Floats  # (n, n)
+    fourth: Floats  # (n, n)
+
+    def tail(self, omega: float) -> Floats:
+        """What no Gaussian can follow: degree three, and four with relative variance ``omega``."""
+        return (self.third + omega * self.fourth) / (1 + omega)
+
+
+def kernels(z: Floats) -> Kernels:
+    r"""Kernels at whitened points z (n, d).
+
+    With :math:`g = x \cdot y` and :math:`s = d - |x|^2 - |y|^2`, up to the numbers of polynomials:
+
+    .. math:: k_2 = g^2 + s, \quad k_3 = g (g^2 + 3 s + 6), \quad k_4 = g^4 + 6 g^2 (s + 4) + 3 s (s + 4) - 6 d
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.array([[0.5], [2.0]])
+    >>> he3 = (z[:, 0] ** 3 - 3 * z[:, 0]) / 6**0.5
+    >>> bool(np.allclose(kernels(z).third, np.outer(he3, he3)))
+    True
+    """
+    d = z.shape[1]
+    g = z @ z.T
+    squares = np.diag(g)
+    return Kernels(*_by_degree(g, d - squares[:, None] - squares[None, :], d))
+
+
+def tail_variance(square: float, d: int, omega: float) -> float:
+    """Prior variance of degrees three and four at squared radius ``square``, in units of its mean under N(0, I)."""
+    _, third, fourth = _by_degree(np.asarray(square), np.asarray(d - 2 * square), d)
+    return float((third + omega * fourth) / (1 + omega))
+
+
+def free_features(z: Floats) -> Floats:
+    """What is fitted without a prior: a constant, z, and the centred squared radius: (n, d) -> (n, d + 2)."""
+    n, d = z.shape
+    radial = (np.sum(z**2, axis=1) - d) / np.sqrt(2 * d)
+    return np.column_stack([np.ones(n), z, radial])
+
+
+def _by_degree(g: Floats, s: Floats, d: int) -> tuple[Floats, Floats, Floats]:
+    square = g * g
+    second = (square + s) / (d * (d + 1))
+    third = g * (square + 3 * (s + 2)) / (6 * comb(d + 2, 3))
+    fourth = (square * (square + 6 * s + 24) + 3 * (s * (s + 4) - 2 * d)) / (24 * comb(d + 3, 4))
+    return second, third, fourth

@@ -1,0 +1,319 @@
+"""The default method as init, ask and tell: regress on what is known, step as far as it can be trusted, stop in nats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.algorithm import Info, Values
+from qbvi.arrays import Array
+from qbvi.families.base import Family
+from qbvi.random import orthogonal_pairs
+from qbvi.regression.surrogate import Hyper, Points, Surrogate, regress
+from qbvi.regression.trust_region import Step, take_step
+from qbvi.stopping import GapBelow, Rule
+
+__all__ = ["Regression"]
+
+Floats = NDArray[np.float64]
+
+_ROUNDING = 4e-16  # relative error of a value computed without noise
+_FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
+_ALIKE = 0.2  # density of q relative to that of the past draws, above which a point counts as drawn from q
+
+
+class _Past(NamedTuple):
+    """One batch of draws: the q they came from and the rows of the store that hold them."""
+
+    q: Array
+    start: int
+    stop: int
+
+
+class _Before(NamedTuple):
+    """Where the last step came from and what it promised."""
+
+    q: Array
+    bound: float
+    bound_se: float
+    gain: float
+    kl: float
+    is_bound: bool
+
+
+class State(NamedTuple):
+    """Everything evaluated so far, and the present q."""
+
+    q: Array
+    theta: Floats  # (N, d) all points so far, mirror pairs next to each other
+    y: Floats  # (N,) log joint, -inf where the function failed
+    crowd: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
+    past: tuple[_Past, ...]
+    hyper: Hyper
+    radius: float  # bound on KL(new || old)
+    before: _Before | None
+    noise: float | None  # variance of the function's noise; None before it was looked for
+
+
+@dataclass(frozen=True)
+class Regression:
+    """The default: few evaluations, nothing to tune, stops by itself.
+
+    Each step draws mirror pairs along orthogonal directions from the present q, regresses the residual of all points so far on the
+    Hermite polynomials of the whitened draws, and moves q along the natural gradient as far as a trust region allows. The
+    posterior variance of the natural gradient tells how many nats are still missing.
+
+    Parameters
+    ----------
+    tol
+        Stop when fewer nats than this are predicted to be missing.
+    n_samples
+        Draws per step; by default two for each dimension, and more once many have been made.
+    initial_scale
+        Standard deviation of the start relative to the prior's. Narrow: without noise, differences are as good as gradients.
+    n_fresh
+        Least number of fresh draws from the result, for its lower bound and k-hat; a tenth of all evaluations if that is more.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> fit = qbvi.fit(lambda x: -(x**4).sum(), qbvi.Normal(0, 1, shape=2), method=qbvi.Regression(tol=0.1), seed=1)
+    >>> fit.n_evals < 200
+    True
+    """
+
+    tol: float = 0.01
+    n_samples: int | None = None
+    initial_scale: float = 0.01
+    n_fresh: int = 50
+    window: int = 1
+    keep: str = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("tol", "initial_scale"):
+            if not getattr(self, name) > 0:
+                msg = f"`{name}` must be positive, got {getattr(self, name)}"
+                raise ValueError(msg)
+        if self.n_samples is not None and (self.n_samples < 2 or self.n_samples % 2):
+            msg = f"`n_samples` must be even, as draws come in mirror pairs, got {self.n_samples}"
+            raise ValueError(msg)
+
+    @property
+    def stop(self) -> tuple[Rule, ...]:
+        """Stop in nats."""
+        return (GapBelow(self.tol),)
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """A tenth of what was spent, but not too few."""
+        return max(self.n_fresh, n_evals // 10)
+
+    def default_budget(self, d: int) -> int:
+        """Evaluations after which a fit that has not settled is given up."""
+        return 200 * (d + 10) + 10 * d * (d + 3)
+
+    def start_scale(self, scale: Array) -> Array:
+        """A fraction of the prior's."""
+        return self.initial_scale * scale
+
+    def init(self, family: Family, q: Array) -> State:
+        """Nothing evaluated yet."""
+        none = np.empty(0)
+        return State(q, np.empty((0, family.dim)), none, none, (), Hyper(), 2.0 * family.dim, None, None)
+
+    def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
+        """Draw mirror pairs from q; the first time ask for one pair twice, to see whether the function is noisy."""
+        z = orthogonal_pairs(rng, self._batch(family.dim, len(state.y)), family.dim)
+        theta = family.transport(state.q, z)
+        return theta if state.noise is not None else np.concatenate([theta, theta[:2]])
+
+    def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
+        """Add the values to what is known, and move."""
+        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        if state.noise is None:
+            state = state._replace(noise=_noise_variance(y[:2], y[-2:]))
+            theta, y = theta[:-2], y[:-2]
+        h = family.residual(state.q, theta, y)
+        state = _stored(family, state, theta, y)
+        if not _enough(family, state, y):
+            return _retreat(family, state), _nothing_learnt(h)
+        if state.before is None and _drowned(h, state):
+            wider = family.deform(state.q, np.zeros(family.dim), 10 * np.eye(family.dim), 0.1 * np.eye(family.dim))
+            return state._replace(q=wider), _nothing_learnt(h)
+        surrogate = _fit(family, state)
+        if state.before is not None:
+            if _is_worse(surrogate, state.before):
+                state = _returned(state)
+                surrogate = _fit(family, state)
+            else:
+                state = state._replace(radius=_new_radius(surrogate, state))
+        step = take_step(surrogate, family, state.radius)
+        return _moved(family, state, surrogate, step), _info(family, surrogate, step, h)
+
+    def _batch(self, d: int, n: int) -> int:
+        if self.n_samples is not None:
+            return self.n_samples
+        base = 2 * max(d, 4)
+        return base * max(1, n // (12 * base))
+
+
+def _stored(family: Family, state: State, theta: Floats, y: Floats) -> State:
+    """Add a batch, and keep count of how crowded the past draws are everywhere."""
+    n = len(state.y)
+    old = np.logaddexp(state.crowd, math.log(len(y)) + family.log_prob(state.q, state.theta)) if n else state.crowd
+    past = (*state.past, _Past(state.q, n, n + len(y)))
+    new = np.logaddexp.reduce([math.log(b.stop - b.start) + family.log_prob(b.q, theta) for b in past])
+    return state._replace(
+        theta=np.concatenate([state.theta, theta]),
+        y=np.concatenate([state.y, y]),
+        crowd=np.concatenate([old, new]),
+        past=past,
+    )
+
+
+class _Chosen(NamedTuple):
+    rows: NDArray[np.int64]
+    z: Floats
+    squares: Floats
+    log_density: Floats  # of q over that of the past draws
+
+
+def _choose(family: Family, state: State) -> _Chosen:
+    """The points that tell something about q: near enough, and only those drawn from its like once they suffice."""
+    z = family.whiten(state.q, state.theta)
+    squares = np.sum(z**2, axis=1)
+    density = family.log_prob(state.q, state.theta) - state.crowd + math.log(len(state.y))
+    d, k = family.dim, family.dim * (family.dim + 3) // 2
+    rows = np.flatnonzero(np.isfinite(state.y) & (squares < _FAR * (d + 2)))
+    alike = rows[density[rows] > math.log(_ALIKE)]
+    if np.sum(np.exp(np.minimum(density[alike], 0))) > 2 * k:
+        rows = alike
+    most = min(max(300, 4 * k), 6000)
+    if len(rows) > most:
+        rows = np.sort(rows[np.argsort(squares[rows], kind="stable")[:most]])
+    return _Chosen(rows, z[rows], squares[rows], density[rows])
+
+
+def _fit(family: Family, state: State) -> Surrogate:
+    chosen = _choose(family, state)
+    rows, d = chosen.rows, family.dim
+    h = family.residual(state.q, state.theta[rows], state.y[rows])
+    # Noise stands for what the surrogate does not model: it grows far out, and where points are crowded each counts less.
+    far = np.maximum(1.0, chosen.squares / (d + 2)) ** 4
+    crowded = np.exp(np.minimum(-chosen.log_density, math.log(len(rows))))
+    growth = np.maximum(far, crowded)
+    floor = max((_ROUNDING * float(np.abs(state.y[rows]).max())) ** 2, state.noise or 0.0)
+    order, m = _newest_last(family, state, rows)
+    points = Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor)
+    tries = 24 if len(rows) < 150 else 14 if len(rows) < 400 else 7
+    return regress(points, state.hyper, family, tries)
+
+
+def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """An order that puts last the points drawn from a q most like the present one, and their number: those to predict."""
+    recent = state.past[-40:]
+    unlike = [_divergence(family, batch.q, state.q) for batch in recent]
+    want, chosen = max(2 * family.dim, 24), np.zeros(len(rows), dtype=bool)
+    for j in np.argsort(unlike, kind="stable"):
+        count = int(chosen.sum())
+        if count and ((count >= want and unlike[j] > 1.0) or count >= 2 * want):
+            break
+        chosen |= (rows >= recent[j].start) & (rows < recent[j].stop)
+    return np.argsort(chosen, kind="stable"), int(chosen.sum())
+
+
+def _divergence(family: Family, q: Array, other: Array) -> float:
+    """Twice the symmetrised KL of two Gaussians, by what each makes of the other's axes."""
+    frame = np.concatenate([np.zeros((1, family.dim)), np.eye(family.dim)])
+    there = family.whiten(other, family.transport(q, frame))
+    back = family.whiten(q, family.transport(other, frame))
+    spread = sum(float(np.sum((seen[1:] - seen[0]) ** 2)) for seen in (there, back))
+    return spread - 2 * family.dim + float(np.sum(there[0] ** 2) + np.sum(back[0] ** 2))
+
+
+def _is_worse(surrogate: Surrogate, before: _Before) -> bool:
+    """Whether the step lost more than its noise and a tenth of what it promised."""
+    noise = 2 * math.hypot(before.bound_se, surrogate.bound_se)
+    return surrogate.bound < before.bound - noise - 0.1 * before.gain - 0.05
+
+
+def _new_radius(surrogate: Surrogate, state: State) -> float:
+    """Compare what the last step brought with what it promised."""
+    before, radius = state.before, state.radius
+    assert before is not None
+    ratio = (surrogate.bound - before.bound) / max(before.gain, 1e-300)
+    if before.gain > 2 * math.hypot(before.bound_se, surrogate.bound_se):
+        error = abs(ratio - 1)
+        if ratio < 0.25:
+            radius = max(before.kl / 3, 0.1)
+        elif ratio > 0.5 and before.is_bound:
+            radius = max(radius, before.kl * (100 if error < 0.02 else 9 if error < 0.1 else 3))
+    return radius if before.is_bound else min(radius, max(4 * before.kl, 1.0))
+
+
+def _returned(state: State) -> State:
+    """Back to where the last step came from, wiser by its points, with less trust."""
+    assert state.before is not None
+    return state._replace(q=state.before.q, radius=state.before.kl / 4)
+
+
+def _moved(family: Family, state: State, surrogate: Surrogate, step: Step) -> State:
+    before = _Before(state.q, surrogate.bound, surrogate.bound_se, step.gain, step.kl, step.is_bound)
+    return state._replace(q=step.apply(family, state.q), hyper=surrogate.hyper, before=before)
+
+
+def _info(family: Family, surrogate: Surrogate, step: Step, h: Floats) -> Info:
+    # Were all that is unpredictable white noise, least squares would lose this much.
+    white = 0.5 * family.size * surrogate.unpredicted**2 / surrogate.n
+    gap = max(2 * step.cost, white) + 0.25 * step.kl
+    settled = not step.is_bound and step.kl < 0.3
+    norm = math.sqrt(float(np.sum(surrogate.b**2) + 0.5 * np.sum(surrogate.C**2)))
+    return Info(
+        bound=surrogate.bound,
+        h=h[np.isfinite(h)],
+        gap=gap if settled else math.inf,
+        grad_norm=norm,
+        step=step.beta,
+        inside=True,
+        refused=False,
+    )
+
+
+def _enough(family: Family, state: State, y: Floats) -> bool:
+    """Whether enough values are finite to regress on, and the last step did not walk off the support."""
+    lost = state.before is not None and np.mean(np.isfinite(y)) < 0.25
+    return not lost and len(_choose(family, state).rows) >= family.dim + 4
+
+
+def _retreat(family: Family, state: State) -> State:
+    """Most values were not finite: half-way back to the last good q, or another scale for the start."""
+    if state.before is not None:
+        state = _returned(state)
+        surrogate = _fit(family, state)
+        return _moved(family, state, surrogate, take_step(surrogate, family, state.radius))
+    turn = len(state.past)
+    factor = 8.0 ** (turn if turn % 2 else -turn)  # wider, narrower, wider still
+    eye = np.eye(family.dim)
+    return state._replace(q=family.deform(state.q, np.zeros(family.dim), factor * eye, eye / factor))
+
+
+def _nothing_learnt(h: Floats) -> Info:
+    finite = h[np.isfinite(h)]
+    bound = float(finite.mean()) if finite.size else math.nan
+    return Info(bound, finite, math.inf, math.nan, 0.0, True, True)
+
+
+def _noise_variance(first: Floats, second: Floats) -> float:
+    """Half the mean square difference of values asked for twice; zero where they agree to rounding."""
+    both = np.isfinite(first) & np.isfinite(second)
+    difference = (first - second)[both]
+    rounding = 16 * _ROUNDING * np.abs(first[both])
+    return float(np.mean(difference**2) / 2) if np.any(np.abs(difference) > rounding) else 0.0
+
+
+def _drowned(h: Floats, state: State) -> bool:
+    """Whether the start is so narrow that noise hides the function."""
+    return bool(state.noise) and float(np.var(h[np.isfinite(h)])) < 100 * (state.noise or 0.0) and len(state.past) < 5

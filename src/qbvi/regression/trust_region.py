@@ -1,0 +1,86 @@
+r"""How far to go on an estimated natural gradient: as far as KL(new || old) and the surrogate's own doubt allow.
+
+The exact solution of "best bound under the surrogate, KL(new || old) at most r" lies on the natural-gradient line: for some
+:math:`\beta \le 1`, whitened precision :math:`P = I - \beta C` and mean :math:`\beta P^{-1} b`. Everything is a function of the eigenvalues of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array
+from qbvi.families.base import Family
+from qbvi.regression.hermite import tail_variance
+from qbvi.regression.surrogate import Surrogate
+
+__all__ = ["Step", "take_step"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step along the natural gradient, in whitened coordinates."""
+
+    shift: Floats  # (d,) new mean
+    axes: Floats  # (d, d) eigenvectors of the new precision
+    precision: Floats  # (d,) its eigenvalues
+    beta: float  # share of the full step
+    kl: float  # KL(new || old)
+    gain: float  # rise of the bound that the surrogate predicts
+    cost: float  # nats that the error of the estimated gradient is expected to lose
+    is_bound: bool  # whether something held it back
+
+    def apply(self, family: Family, q: Array) -> Array:
+        """The member it leads to."""
+        root = np.sqrt(self.precision)
+        return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
+
+
+def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
+    """The longest step whose KL is within ``radius`` and whose gain is believable.
+
+    Believable: the standard deviation of what degrees three and four do at the new place is below the gain. The mean follows all of
+    C; the precision what the family can follow of it, and no variance grows by more than the error of C warrants.
+    """
+    d = family.dim
+    followed = family.restrict(surrogate.C)
+    c, mean_axes = np.linalg.eigh(surrogate.C)
+    r, axes = np.linalg.eigh(followed)
+    b = mean_axes.T @ surrogate.b
+    b_variance = (mean_axes**2).T @ surrogate.b_variance
+    smallest = float(np.clip(5 * surrogate.curvature_sd * np.sqrt(d), 1e-3, 1 / 16))
+
+    def at(beta: float) -> Step:
+        stiffness, precision = np.maximum(1 - beta * c, smallest), np.maximum(1 - beta * r, smallest)
+        shift = beta * b / stiffness
+        kl = 0.5 * float(np.sum(1 / precision - 1 + np.log(precision)) + np.sum(shift**2))
+        gain = float(b @ shift + 0.5 * (np.sum(c * shift**2) + np.sum(r * (1 / precision - 1)))) - kl
+        # Soft directions that were not trusted to their end leave something behind; so does the error of b and C.
+        soft = np.maximum(1 - c, 1e-3)
+        left_behind = np.sum(soft * (b / stiffness - b / soft) ** 2)
+        cost = 0.5 * float(left_behind + np.sum(b_variance / soft) + surrogate.quadratic_variance)
+        is_bound = beta < 1 or bool(np.min(1 - r) < smallest) or bool(np.max(c) >= 1)
+        return Step(mean_axes @ shift, axes, precision, beta, kl, gain, cost, is_bound)
+
+    def is_allowed(step: Step) -> bool:
+        reach = float(np.sum(step.shift**2) + np.sum(1 / step.precision))
+        doubt = np.sqrt(max(surrogate.scale * (tail_variance(reach, d, surrogate.hyper.omega) - 1), 0.0))
+        return step.kl <= radius and (doubt <= step.gain or reach < 1.5 * d)
+
+    return _longest(at, is_allowed)
+
+
+def _longest(at: Callable[[float], Step], is_allowed: Callable[[Step], bool]) -> Step:
+    step = at(1.0)
+    if is_allowed(step):
+        return step
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
+    return at(low)
