@@ -51,6 +51,8 @@ class Problem:
         The highest ELBO of any diagonal Gaussian, where it is known.
     kl
         KL from the best Gaussian to the posterior, where it is known.
+    regression
+        The logistic regression it is, where it is one.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Problem:
     prior_scale: float | None = None
     best_diagonal_elbo: float | None = None
     kl: float | None = None
+    regression: LogisticRegression | None = None
 
     def elbo(self, mean: Array, cov: Array) -> Estimate:
         """The ELBO of N(mean, cov), with the standard error of its distance to the best."""
@@ -165,6 +168,7 @@ def _from_regression(name: str, regression: LogisticRegression) -> Problem:
         log_likelihood=regression.log_likelihood,
         prior_scale=regression.prior_variance**0.5,
         best_diagonal_elbo=regression.best_gaussian(diagonal=True).elbo,
+        regression=regression,
     )
 
 

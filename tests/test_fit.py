@@ -282,6 +282,15 @@ def test_the_budget_of_evaluations_is_kept_and_the_fit_so_far_returned(rng, max_
     assert np.isfinite(fit.elbo)
 
 
+def test_a_callback_sees_every_step_and_may_end_the_fit(rng):
+    f, _, _ = conjugate(rng)
+    seen = []
+    fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), callback=lambda now: seen.append(now) or len(seen) == 2, seed=1)
+    assert [now.n_evals for now in seen] == list(fit.trace.n_evals)
+    assert "callback" in fit.stop_reason
+    np.testing.assert_array_equal(fit.unconstrained[1], seen[-1].cov)
+
+
 def test_seconds_end_a_fit_too(rng):
     f, _, _ = conjugate(rng)
     fit = qbvi.fit(f, qbvi.Normal(1, 2, shape=3), method=qbvi.QBVI(stop=()), max_time=0.3, seed=1)

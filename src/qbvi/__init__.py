@@ -32,7 +32,7 @@ from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import Regression
 from qbvi.results import Fit
-from qbvi.run import DomainError
+from qbvi.run import DomainError, Iterate
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
@@ -62,6 +62,7 @@ __all__ = [
     "Independent",
     "Interval",
     "InverseGamma",
+    "Iterate",
     "LearningRate",
     "LeaveOneOut",
     "LogNormal",

@@ -15,7 +15,7 @@ from qbvi.naming import pick
 from qbvi.progress import Progress
 from qbvi.regression import Regression
 from qbvi.results import Fit
-from qbvi.run import Run
+from qbvi.run import Iterate, Run
 from qbvi.stopping import Budget, MaxIterations
 from qbvi.updates import LearningRate
 
@@ -39,6 +39,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_time: float | None = None,
     on_failure: str | Callable[[Any], float] = "raise",
     progress: bool | None = None,
+    callback: Callable[[Iterate], bool | None] | None = None,
     seed: int | None = None,
 ) -> Fit:
     r"""Fit a Gaussian posterior to a log-likelihood that can be evaluated but not differentiated.
@@ -73,6 +74,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         of the `qbvi.Failure`.
     progress
         Whether to show a line of progress; by default only on a terminal.
+    callback
+        Called after each step with a `qbvi.Iterate`; a true answer ends the fit.
     seed
         Same seed, same result.
 
@@ -104,6 +107,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         algorithm=algorithm,
         budget=_budget(algorithm, model.dim, max_evals, max_time),
         seed=seed,
+        callback=callback,
     )
     return run(init, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from qbvi.random import Independent
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 
-__all__ = ["DomainError", "Run"]
+__all__ = ["DomainError", "Iterate", "Run"]
 
 Floats = NDArray[np.float64]
 
@@ -32,6 +32,16 @@ class DomainError(RuntimeError):
     """A plain step left the set of positive definite covariances; ``fit`` holds the posterior before that step."""
 
     fit: Fit | None = None
+
+
+class Iterate(NamedTuple):
+    """What a callback is given after each step: the present posterior on the unconstrained scale."""
+
+    n_evals: int
+    elbo: float  # estimate of the bound at the posterior before the step
+    gap: float  # nats still to be gained, as the method predicts it
+    mean: Floats  # (d,)
+    cov: Floats  # (d, d)
 
 
 class _Turn(NamedTuple):
@@ -60,6 +70,7 @@ class Run:
     algorithm: Algorithm
     budget: Budget
     seed: int
+    callback: Callable[[Iterate], bool | None] | None = None
 
     def __post_init__(self) -> None:
         # Streams of their own, so that how many numbers one part draws changes nothing for the others.
@@ -81,7 +92,8 @@ class Run:
                 if self.algorithm.keep == "last" or self._history.best == len(self._history) - 1:
                     kept = _Kept(turn.left, to_numpy(turn.info.h))
                 progress.update(self._history)
-                stop = self._stop()
+                asked = self._called_back(turn)
+                stop = self._stop() or asked
                 if stop:
                     break
                 _check_domain(turn)
@@ -146,6 +158,15 @@ class Run:
     def _stop(self) -> Stop | None:
         rules = (*self.algorithm.stop, self.budget)
         return next((stop for stop in (rule(self._history) for rule in rules) if stop), None)
+
+    def _called_back(self, turn: _Turn) -> Stop | None:
+        if self.callback is None:
+            return None
+        mean, cov = to_numpy(self.family.mean(turn.reached)), to_numpy(self.family.cov(turn.reached))
+        past = self._history
+        if self.callback(Iterate(past.n_evals[-1], past.elbo[-1], past.gap[-1], mean, cov)):
+            return Stop(False, "stopped by the callback")
+        return None
 
     def _finish(self, kept: _Kept, stop: Stop) -> Fit:
         """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""

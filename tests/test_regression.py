@@ -1,0 +1,187 @@
+"""The default method's parts against explicit polynomials, dense linear algebra and closed forms."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from oracles import gaussian_kl
+from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.random import orthogonal_pairs
+from qbvi.regression.hermite import free_features, kernels, tail_variance
+from qbvi.regression.surrogate import Hyper, Points, Surrogate, _leave_pairs_out, _posterior, _System, regress
+from qbvi.regression.trust_region import take_step
+
+
+def hermite(z, degree):
+    """All orthonormal Hermite polynomials of one degree, written out: (n, d) -> (n, number)."""
+    one = [np.polynomial.hermite_e.HermiteE.basis(k)(z) / math.sqrt(math.factorial(k)) for k in range(degree + 1)]
+    d = z.shape[1]
+    powers = [p for p in itertools.product(range(degree + 1), repeat=d) if sum(p) == degree]
+    return np.stack([np.prod([one[k][:, i] for i, k in enumerate(p)], axis=0) for p in powers], axis=1)
+
+
+@pytest.mark.parametrize("d", [1, 2, 4])
+def test_kernels_are_mean_products_of_hermite_polynomials(rng, d):
+    z = rng.standard_normal((6, d))
+    for degree, kernel in zip((2, 3, 4), kernels(z), strict=True):
+        explicit = hermite(z, degree)
+        np.testing.assert_allclose(kernel, explicit @ explicit.T / explicit.shape[1], atol=1e-10)
+
+
+def test_tail_variance_is_the_diagonal_of_the_tail_kernel(rng):
+    z = rng.standard_normal((5, 3))
+    diagonal = np.diag(kernels(z).tail(0.3))
+    np.testing.assert_allclose([tail_variance(float(r), 3, 0.3) for r in np.sum(z**2, axis=1)], diagonal, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "family", [Gaussian(3), DiagonalGaussian(3), Product((Gaussian(2), Gaussian(1)), ((0, 2), (1,)))], ids=["full", "diagonal", "blocks"]
+)  # fmt: skip
+def test_the_quadratic_kernel_holds_the_features_that_a_family_follows(rng, family):
+    z = rng.standard_normal((5, 3))
+    followed = family.restrict(np.ones((3, 3))) != 0
+    features = [
+        (z[:, i] ** 2 - 1) / math.sqrt(2) if i == j else z[:, i] * z[:, j]
+        for i in range(3)
+        for j in range(i + 1)
+        if followed[i, j]
+    ]
+    explicit = np.stack(features, axis=1)
+    assert explicit.shape[1] == family.n_quadratic
+    np.testing.assert_allclose(family.quadratic_kernel(z), explicit @ explicit.T, atol=1e-12)
+
+
+def dense_posterior(z, h, growth, hyper, scale):
+    """The same model as a Bayesian linear regression with every coefficient written out."""
+    free, second, third, fourth = free_features(z), hermite(z, 2), hermite(z, 3), hermite(z, 4)
+    design = np.concatenate([free, second, third, fourth], axis=1)
+    variances = np.concatenate([
+        np.full(free.shape[1], 1e10),
+        np.full(second.shape[1], hyper.quadratic / second.shape[1]),
+        np.full(third.shape[1], 1 / (1 + hyper.omega) / third.shape[1]),
+        np.full(fourth.shape[1], hyper.omega / (1 + hyper.omega) / fourth.shape[1]),
+    ])  # fmt: skip
+    noise = hyper.noise * growth
+    precision = design.T @ (design / noise[:, None]) + np.diag(1 / variances)
+    cov = np.linalg.inv(precision)
+    return cov @ design.T @ (h / noise), scale * cov
+
+
+def quartic(z):
+    return (
+        2.0
+        + z @ [1.0, -0.5]
+        - 0.7 * (z[:, 0] ** 2 - 1)
+        + 0.3 * z[:, 0] * z[:, 1]
+        + 0.1 * z[:, 1] ** 3
+        + 0.02 * z[:, 0] ** 4
+    )
+
+
+@pytest.fixture
+def case(rng):
+    z = orthogonal_pairs(rng, 40, 2)
+    growth = rng.uniform(1, 3, 40)
+    return Points(z, quartic(z), growth, np.arange(40) // 2, 1e-20)
+
+
+def test_the_posterior_is_that_of_the_written_out_linear_model(case):
+    """Bound, natural gradient and its variance: kernel algebra against explicit coefficients."""
+    family, hyper = Gaussian(2), Hyper(0.3, 50.0, 0.05)
+    system = _System(case, kernels(case.z), free_features(case.z))
+    surrogate = _posterior(system, hyper, family, 0.0)
+    mean, cov = dense_posterior(case.z, case.h, case.growth, hyper, surrogate.scale)
+    # columns: 1, z1, z2, radius, then degree two as (2, 0), (1, 1), (0, 2) in the order of itertools: (0,2), (1,1), (2,0)
+    radius = mean[3] / math.sqrt(2)  # of the free radial feature, on each diagonal coefficient
+    quadratic = mean[4:7]
+    C = np.array([[quadratic[2] + radius, 0.0], [0.0, quadratic[0] + radius]]) * math.sqrt(2)
+    C[0, 1] = C[1, 0] = quadratic[1]
+    np.testing.assert_allclose(surrogate.bound, mean[0], rtol=1e-6)
+    np.testing.assert_allclose(surrogate.b, mean[1:3], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(surrogate.C, C, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(surrogate.b_variance, np.diag(cov)[1:3], rtol=1e-5)
+    combine = np.zeros((3, len(mean)))
+    combine[0, [6, 3]] = combine[1, [4, 3]] = [1.0, 1 / math.sqrt(2)]
+    combine[2, 5] = 1.0
+    np.testing.assert_allclose(surrogate.quadratic_variance, np.trace(combine @ cov @ combine.T), rtol=1e-4)
+
+
+def test_left_out_pairs_are_predicted_as_by_a_fit_without_them(case):
+    family, hyper = Gaussian(2), Hyper(0.3, 50.0, 0.05)
+    system = _System(case, kernels(case.z), free_features(case.z))
+    residuals = _leave_pairs_out(system.solve(hyper), case.pair).residuals
+    keep = np.arange(40) // 2 != 7
+    mean, _ = dense_posterior(case.z[keep], case.h[keep], case.growth[keep], hyper, 1.0)
+    design = np.concatenate([free_features(case.z), *(hermite(case.z, m) for m in (2, 3, 4))], axis=1)
+    expected = (case.h - design @ mean)[~keep]
+    np.testing.assert_allclose(sorted(residuals[[7, 20 + 7]]), sorted(expected), rtol=1e-4, atol=1e-6)
+    assert family.dim == 2
+
+
+@pytest.mark.parametrize("d", [1, 3, 8])
+def test_a_quadratic_is_found_exactly_from_as_many_points_as_it_has_coefficients(rng, d):
+    n = 2 * ((d + 1) * (d + 2) // 2 // 2 + 1)
+    n += n % 2
+    z = orthogonal_pairs(rng, n, d)
+    b, root = rng.standard_normal(d), rng.standard_normal((d, d))
+    C = root + root.T
+    h = 7.0 + z @ b + 0.5 * (np.einsum("ni,ij,nj->n", z, C, z) - np.trace(C))
+    surrogate = regress(Points(z, h, np.ones(n), np.arange(n) // 2, 1e-24), Hyper(), Gaussian(d), 24)
+    np.testing.assert_allclose(surrogate.b, b, atol=1e-6)
+    np.testing.assert_allclose(surrogate.bound, 7.0, atol=1e-2)
+
+
+def surrogate_of(b, C, scale=0.0, sd=1e-6):
+    d = len(b)
+    return Surrogate(0.0, 0.0, b, C, np.zeros(d), 0.0, sd, 0.0, scale, Hyper(), 100)
+
+
+def test_the_full_step_on_a_quadratic_leads_to_its_gaussian(rng):
+    """log joint = -1/2 (z - m)' A (z - m): b = A m and C = I - A."""
+    family, root = Gaussian(4), rng.standard_normal((4, 4))
+    A, m = np.eye(4) + root @ root.T, rng.standard_normal(4)
+    q = family.start(np.zeros(4), np.ones(4))
+    step = take_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9)
+    moved = step.apply(family, q)
+    np.testing.assert_allclose(family.mean(moved), m, rtol=1e-9)
+    np.testing.assert_allclose(family.cov(moved), np.linalg.inv(A), rtol=1e-9, atol=1e-12)
+    exact = gaussian_kl(np.zeros(4), np.eye(4), m, np.linalg.inv(A))
+    np.testing.assert_allclose(step.gain, exact, rtol=1e-9)
+    np.testing.assert_allclose(step.kl, gaussian_kl(m, np.linalg.inv(A), np.zeros(4), np.eye(4)), rtol=1e-9)
+    assert not step.is_bound
+
+
+def test_a_diagonal_family_takes_the_mean_of_the_quadratic_and_the_diagonal_of_its_precision(rng):
+    family, root = DiagonalGaussian(4), rng.standard_normal((4, 4))
+    A, m = np.eye(4) + root @ root.T, rng.standard_normal(4)
+    step = take_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9)
+    moved = step.apply(family, family.start(np.zeros(4), np.ones(4)))
+    np.testing.assert_allclose(family.mean(moved), m, rtol=1e-9)
+    np.testing.assert_allclose(family.sd(moved) ** -2, np.diag(A), rtol=1e-9)
+
+
+@pytest.mark.parametrize("radius", [0.01, 1.0, 30.0])
+def test_a_step_never_leaves_the_trust_region(rng, radius):
+    family = Gaussian(3)
+    for _ in range(20):
+        root = 3 * rng.standard_normal((3, 3))
+        step = take_step(surrogate_of(5 * rng.standard_normal(3), root + root.T), family, radius)
+        assert step.kl <= radius * (1 + 1e-9)
+        assert np.all(step.precision > 0)
+
+
+def test_doubt_about_higher_degrees_shortens_a_step(rng):
+    b, C, family = np.full(3, 10.0), np.zeros((3, 3)), Gaussian(3)
+    sure, unsure = (take_step(surrogate_of(b, C, scale), family, 1e9) for scale in (0.0, 100.0))
+    assert sure.beta == 1
+    assert unsure.beta < 0.9
+
+
+def test_pairs_are_mirror_images_with_the_right_radii():
+    z = np.concatenate([orthogonal_pairs(np.random.default_rng(s), 20, 5) for s in range(200)])
+    np.testing.assert_array_equal(z[::2], -z[1::2])
+    squares = np.sum(z**2, axis=1)
+    assert abs(squares.mean() - 5) < 0.05
+    np.testing.assert_allclose(np.cov(z.T), np.eye(5), atol=0.1)
