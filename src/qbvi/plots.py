@@ -351,7 +351,7 @@ def _gaussian_prior(prior: Distribution, j: int, posterior: Marginal) -> Margina
 def _independent_density(prior: Independent, j: int, support: Interval, x: Floats) -> Floats:
     u = np.zeros((len(x), prior.dim))
     u[:, [j]] = support.unconstrain(x, ())
-    entries = prior._log_kernel(u) + prior._log_constant()
+    entries = prior.log_prob_entries(u)
     return to_numpy(np.exp(entries[:, j] - support.log_jacobian(u[:, [j]], ())))
 
 
@@ -495,6 +495,9 @@ def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int], si
 
 
 def _draw_bound(ax: Axes, fit: Fit) -> None:
+    if np.array_equal(fit.trace.elbo, fit.trace.elbo_smooth):  # a window of one: nothing to smooth, points to see
+        ax.plot(fit.trace.n_evals, fit.trace.elbo, color=_BLUE, lw=1.4, marker="o", ms=3, label="each iteration")
+        return
     ax.plot(fit.trace.n_evals, fit.trace.elbo, color=_BLUE, alpha=0.35, lw=0.6, label="each iteration")
     ax.plot(fit.trace.n_evals, fit.trace.elbo_smooth, color=_BLUE, lw=1.4, label="smoothed")
 

@@ -25,6 +25,7 @@ __all__ = ["DomainError", "Iterate", "Run"]
 
 Floats = NDArray[np.float64]
 
+_MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
 
@@ -176,11 +177,15 @@ class Run:
         if n < 2:
             return self._freeze(kept, stop)
         groups = min(10, n // 2) if self.batches is not None and self.batches.is_partial else 1
+        failed = len(self.black_box.failures)
         h = np.stack([self._fresh_residuals(kept.q, n // groups) for _ in range(groups)])
-        return self._freeze(_Kept(kept.q, h), self._doubted(stop, h))
+        share = (len(self.black_box.failures) - failed) / h.size
+        return self._freeze(_Kept(kept.q, h), self._doubted(stop, h, share))
 
-    def _doubted(self, stop: Stop, h: Floats) -> Stop:
-        """Take a convergence back where fresh draws put the bound well below what the fit said."""
+    def _doubted(self, stop: Stop, h: Floats, failed: float) -> Stop:
+        """Take a convergence back where fresh draws fail, or put the bound well below what the fit said."""
+        if stop.converged and failed > _MOST_FAILED:
+            return Stop(False, f"{stop.reason}, but {failed:.0%} of fresh draws fail: the posterior is cut off there")
         said, mean, se = self._history.elbo_smooth[-1], float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
         if not stop.converged or mean > said - _DISAGREEMENT * se - 0.1:
             return stop

@@ -168,6 +168,10 @@ class Independent(Distribution):
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """Draw on the unconstrained scale: (n, k)."""
 
+    def log_prob_entries(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Log-density of each entry of ``u`` on its own, with its Jacobian: (n, k) -> (n, k)."""
+        return to_numpy(self._log_kernel(u)) + self._log_constant()
+
     def log_prob_unconstrained(self, u: Array) -> Array:
         """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
         return array_namespace(u).sum(self._log_kernel(u), axis=-1) + self._constant

@@ -13,8 +13,8 @@ from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
 from qbvi.families.base import Family
 from qbvi.random import orthogonal_pairs
-from qbvi.regression.surrogate import Hyper, Points, Surrogate, regress
-from qbvi.regression.trust_region import Step, take_step
+from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System
+from qbvi.regression.trust_region import Step, cost_of_error, take_step
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["Regression"]
@@ -23,6 +23,7 @@ Floats = NDArray[np.float64]
 
 _ROUNDING = 4e-16  # relative error of a value computed without noise
 _FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
+_MARGIN = 1.5  # on the predicted gap; with it about nine in ten end below what was predicted
 _ALIKE = 0.2  # density of q relative to that of the past draws, above which a point counts as drawn from q
 
 
@@ -141,17 +142,28 @@ class Regression:
         if not _enough(family, state, y):
             return _retreat(family, state), _nothing_learnt(h)
         if state.before is None and _drowned(h, state):
-            wider = family.deform(state.q, np.zeros(family.dim), 10 * np.eye(family.dim), 0.1 * np.eye(family.dim))
-            return state._replace(q=wider), _nothing_learnt(h)
-        surrogate = _fit(family, state)
+            return state._replace(q=_scaled(family, state.q, 10.0)), _nothing_learnt(h)
+        known = _fit(family, state)
         if state.before is not None:
-            if _is_worse(surrogate, state.before):
+            if _is_worse(known.surrogate, state.before):
                 state = _returned(state)
-                surrogate = _fit(family, state)
+                known = _fit(family, state)
             else:
-                state = state._replace(radius=_new_radius(surrogate, state))
-        step = take_step(surrogate, family, state.radius)
-        return _moved(family, state, surrogate, step), _info(family, surrogate, step, h)
+                state = state._replace(radius=_new_radius(known.surrogate, state))
+        step = take_step(known.surrogate, family, state.radius)
+        gap = self._predicted_gap(family, known, step)
+        return _moved(family, state, known.surrogate, step), _info(known.surrogate, step, gap, h)
+
+    def _predicted_gap(self, family: Family, known: _Known, step: Step) -> float:
+        """Nats that will be missing after the step; infinite while it is not the last one."""
+        if step.is_bound or step.kl > 0.3:
+            return math.inf
+        rest = step.left_behind + 0.25 * step.kl
+        gap = _MARGIN * max(2 * cost_of_error(known.surrogate), known.surrogate.white / known.alike) + rest
+        if gap < self.tol:  # before saying so, ask what would be missing if C were as free as the draws allow
+            bold = known.system.posterior(known.system.boldest(known.surrogate.hyper), family)
+            gap = max(gap, _MARGIN * cost_of_error(bold) + rest)
+        return gap
 
     def _batch(self, d: int, n: int) -> int:
         if self.n_samples is not None:
@@ -175,10 +187,20 @@ def _stored(family: Family, state: State, theta: Floats, y: Floats) -> State:
 
 
 class _Chosen(NamedTuple):
+    """Points to regress on."""
+
     rows: NDArray[np.int64]
     z: Floats
     squares: Floats
     log_density: Floats  # of q over that of the past draws
+
+
+class _Known(NamedTuple):
+    """A regression and its answer."""
+
+    system: System
+    surrogate: Surrogate
+    alike: float  # number of draws, those unlike q's counting less
 
 
 def _choose(family: Family, state: State) -> _Chosen:
@@ -191,13 +213,14 @@ def _choose(family: Family, state: State) -> _Chosen:
     alike = rows[density[rows] > math.log(_ALIKE)]
     if np.sum(np.exp(np.minimum(density[alike], 0))) > 2 * k:
         rows = alike
-    most = min(max(300, 4 * k), 6000)
-    if len(rows) > most:
-        rows = np.sort(rows[np.argsort(squares[rows], kind="stable")[:most]])
+    most = min(max(400, 4 * k), 6000)
+    if len(rows) > most:  # the most like q's, newest first
+        order = np.argsort(-np.minimum(density[rows], 0)[::-1], kind="stable")[:most]
+        rows = np.sort(rows[len(rows) - 1 - order])
     return _Chosen(rows, z[rows], squares[rows], density[rows])
 
 
-def _fit(family: Family, state: State) -> Surrogate:
+def _fit(family: Family, state: State) -> _Known:
     chosen = _choose(family, state)
     rows, d = chosen.rows, family.dim
     h = family.residual(state.q, state.theta[rows], state.y[rows])
@@ -207,9 +230,18 @@ def _fit(family: Family, state: State) -> Surrogate:
     growth = np.maximum(far, crowded)
     floor = max((_ROUNDING * float(np.abs(state.y[rows]).max())) ** 2, state.noise or 0.0)
     order, m = _newest_last(family, state, rows)
-    points = Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor)
-    tries = 24 if len(rows) < 150 else 14 if len(rows) < 400 else 7
-    return regress(points, state.hyper, family, tries)
+    system = System(Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor))
+    hyper = system.search(state.hyper, _plan(len(rows), len(state.past)))
+    alike = max(1.0, float(np.sum(np.exp(np.minimum(chosen.log_density, 0)))))
+    return _Known(system, system.posterior(hyper, family), alike)
+
+
+def _plan(n: int, turn: int) -> Search:
+    """A try costs n^3: many while that is little, every other turn when it is much."""
+    if n >= 500 and turn % 2:
+        return Search(tries=0, restart=False)
+    tries = 24 if n < 150 else 14 if n < 400 else 5 if n < 1500 else 3
+    return Search(tries, restart=n < 400 or turn % 4 == 0, turn=turn // 2)
 
 
 def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -257,7 +289,7 @@ def _new_radius(surrogate: Surrogate, state: State) -> float:
 def _returned(state: State) -> State:
     """Back to where the last step came from, wiser by its points, with less trust."""
     assert state.before is not None
-    return state._replace(q=state.before.q, radius=state.before.kl / 4)
+    return state._replace(q=state.before.q, radius=max(state.before.kl / 4, 0.02))
 
 
 def _moved(family: Family, state: State, surrogate: Surrogate, step: Step) -> State:
@@ -265,16 +297,12 @@ def _moved(family: Family, state: State, surrogate: Surrogate, step: Step) -> St
     return state._replace(q=step.apply(family, state.q), hyper=surrogate.hyper, before=before)
 
 
-def _info(family: Family, surrogate: Surrogate, step: Step, h: Floats) -> Info:
-    # Were all that is unpredictable white noise, least squares would lose this much.
-    white = 0.5 * family.size * surrogate.unpredicted**2 / surrogate.n
-    gap = max(2 * step.cost, white) + 0.25 * step.kl
-    settled = not step.is_bound and step.kl < 0.3
+def _info(surrogate: Surrogate, step: Step, gap: float, h: Floats) -> Info:
     norm = math.sqrt(float(np.sum(surrogate.b**2) + 0.5 * np.sum(surrogate.C**2)))
     return Info(
         bound=surrogate.bound,
         h=h[np.isfinite(h)],
-        gap=gap if settled else math.inf,
+        gap=gap,
         grad_norm=norm,
         step=step.beta,
         inside=True,
@@ -289,15 +317,26 @@ def _enough(family: Family, state: State, y: Floats) -> bool:
 
 
 def _retreat(family: Family, state: State) -> State:
-    """Most values were not finite: half-way back to the last good q, or another scale for the start."""
-    if state.before is not None:
+    """Most values were not finite: back to the last good q, or another scale for the start."""
+    if state.before is None:
+        turn = len(state.past)
+        return state._replace(
+            q=_scaled(family, state.q, 8.0 ** (turn if turn % 2 else -turn))
+        )  # wider, narrower, wider
+    if state.before.kl > 0.1:
         state = _returned(state)
-        surrogate = _fit(family, state)
+        surrogate = _fit(family, state).surrogate
         return _moved(family, state, surrogate, take_step(surrogate, family, state.radius))
-    turn = len(state.past)
-    factor = 8.0 ** (turn if turn % 2 else -turn)  # wider, narrower, wider still
+    # Dark even where the last step began: start again, narrower, around the best point known.
+    best = family.whiten(state.q, state.theta[[int(np.argmax(state.y))]])[0]
     eye = np.eye(family.dim)
-    return state._replace(q=family.deform(state.q, np.zeros(family.dim), factor * eye, eye / factor))
+    return state._replace(q=_scaled(family, family.deform(state.q, best, eye, eye), 0.25), before=None)
+
+
+def _scaled(family: Family, q: Array, factor: float) -> Array:
+    """The same mean with standard deviations ``factor`` times as large."""
+    eye = np.eye(family.dim)
+    return family.deform(q, np.zeros(family.dim), factor * eye, eye / factor)
 
 
 def _nothing_learnt(h: Floats) -> Info:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack, solve_triangular
 
 from qbvi.families.base import Family
-from qbvi.regression.hermite import Kernels, free_features, kernels
+from qbvi.regression.hermite import free_features, kernels
 
-__all__ = ["Hyper", "Points", "Surrogate", "regress"]
+__all__ = ["Hyper", "Points", "Search", "Surrogate", "System"]
 
 Floats = NDArray[np.float64]
 
@@ -56,25 +56,26 @@ class Surrogate:
     b_variance: Floats  # (d,) posterior variance of b
     quadratic_variance: float  # sum over the coefficients of C that the family follows
     curvature_sd: float  # root mean posterior variance of one quadratic coefficient
-    unpredicted: float  # root mean square of the left-out residuals
+    white: float  # what b and C would cost, times the number of draws, were all that is unpredictable white noise
     scale: float  # variance of degrees three and four
     hyper: Hyper
-    n: int
 
 
-def regress(points: Points, start: Hyper, family: Family, tries: int) -> Surrogate:
-    """Find the prior variances by prediction of left-out pairs, then the posterior of the coefficients.
+class Search(NamedTuple):
+    """How hard to look for the prior variances: a try costs one factorisation."""
+
+    tries: int = 24
+    restart: bool = True  # also from two corners: all noise, and all smooth
+    turn: int = 0  # which variance comes first
+
+
+class System:
+    """The regression of one set of points: find the prior variances, then the posterior of the coefficients.
 
     Parameters
     ----------
     points
         Draws, residuals and what is known of their noise.
-    start
-        Prior variances to search from: those of the step before.
-    family
-        Says which quadratic coefficients can be followed.
-    tries
-        Number of variances tried.
 
     Examples
     --------
@@ -85,82 +86,118 @@ def regress(points: Points, start: Hyper, family: Family, tries: int) -> Surroga
     >>> from qbvi.random import orthogonal_pairs
     >>> z = orthogonal_pairs(np.random.default_rng(1), 12, 2)
     >>> h = 3.0 + z[:, 0] - (z[:, 1] ** 2 - 1)
-    >>> s = regress(Points(z, h, np.ones(12), np.arange(12) // 2, 1e-20), Hyper(), Gaussian(2), 20)
-    >>> round(s.bound, 3), s.b.round(3) + 0.0, s.C.round(3) + 0.0
+    >>> system = System(Points(z, h, np.ones(12), np.arange(12) // 2, 1e-20))
+    >>> found = system.posterior(system.search(Hyper(), Search()), Gaussian(2))
+    >>> round(found.bound, 3), found.b.round(3) + 0.0, found.C.round(3) + 0.0
     (3.0, array([1., 0.]), array([[ 0.,  0.],
            [ 0., -2.]]))
     """
-    centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
-    system = _System(points._replace(h=points.h - centre), kernels(points.z), free_features(points.z))
-    hyper = _search(system, start, tries)
-    return _posterior(system, hyper, family, centre)
 
+    def __init__(self, points: Points) -> None:
+        self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
+        self.points = points._replace(h=points.h - self._centre)
+        self._kernels, self._features = kernels(points.z), free_features(points.z)
 
-@dataclass(frozen=True)
-class _System:
-    points: Points
-    kernels: Kernels
-    features: Floats
+    def search(self, start: Hyper, plan: Search) -> Hyper:
+        """Variances that predict left-out pairs best: a pattern search over logarithms, no derivatives to go wrong."""
+        starts = [np.clip(np.log(x), *_BOUNDS.T) for x in (start, *(_CORNERS if plan.restart else ()))]
+        values = [self._badness(x) for x in starts]
+        x, best, used = starts[int(np.argmin(values))], min(values), len(values)
+        stride = np.array([0.7, 2.3, 2.3])
+        while used < plan.tries and stride.max() > 0.4:
+            before = best
+            for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
+                for trial in _up_and_down(x, int(i), stride[i])[: max(plan.tries - used, 0)]:
+                    value, used = self._badness(trial), used + 1
+                    if value < best - 1e-3:
+                        best, x = value, trial
+                        break
+            if best == before:
+                stride = stride / 2
+        return Hyper(*(float(value) for value in np.exp(x)))
 
-    def solve(self, hyper: Hyper) -> _Solved:
+    def boldest(self, hyper: Hyper) -> Hyper:
+        """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
+        limit, bold = self._misfit(hyper) + _SLACK, hyper
+        for _ in range(10):
+            trial = bold._replace(quadratic=10 * bold.quadratic)
+            if self._misfit(trial) > limit:
+                break
+            bold = trial
+        return bold
+
+    def posterior(self, hyper: Hyper, family: Family) -> Surrogate:
+        """Posterior of the coefficients; ``family`` says which of degree two it follows."""
+        solved = self.solve(hyper)
+        left_out = leave_pairs_out(solved, self.points.pair)
+        scale = self._scale(left_out, hyper)
+        z, alpha, d = self.points.z, solved.alpha, family.dim
+        free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
+        free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
+        one = hyper.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
+        C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
+        explained = one * _projected_sum(solved, family.quadratic_kernel(z))
+        quadratic = max(one * (family.n_quadratic - explained) + free_variance[-1] - 2 * one, 0.0)
+        return Surrogate(
+            bound=self._centre + float(free[0]),
+            bound_se=float(np.sqrt(scale * free_variance[0])),
+            b=free[1:-1],
+            C=0.5 * (C + C.T),
+            b_variance=scale * free_variance[1:-1],
+            quadratic_variance=scale * quadratic,
+            curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
+            white=d * left_out.odd + family.n_quadratic * left_out.even,
+            scale=scale,
+            hyper=hyper,
+        )
+
+    def solve(self, hyper: Hyper) -> Solved:
         """Factor the covariance and project the free features out."""
-        covariance = hyper.quadratic * self.kernels.second + self.kernels.tail(hyper.omega)
+        covariance = hyper.quadratic * self._kernels.second + self._kernels.tail(hyper.omega)
         covariance[np.diag_indices_from(covariance)] += hyper.noise * self.points.growth
         factor = _cholesky(covariance)
         whitened = solve_triangular(
-            factor, np.column_stack([self.features, self.points.h]), lower=True, check_finite=False
+            factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
         )
         Q, R = np.linalg.qr(whitened[:, :-1])
         rest = whitened[:, -1] - Q @ (Q.T @ whitened[:, -1])
         back = solve_triangular(factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False)
-        return _Solved(factor, R, back[:, :-1], back[:, -1])
+        return Solved(factor, R, back[:, :-1], back[:, -1])
+
+    def _misfit(self, hyper: Hyper) -> float:
+        """Minus twice the log predictive density of the left-out pairs."""
+        left_out = leave_pairs_out(self.solve(hyper), self.points.pair)
+        scale = self._scale(left_out, hyper)
+        return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
+
+    def _badness(self, x: Floats) -> float:
+        return self._misfit(Hyper(*np.exp(x))) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
+
+    def _scale(self, left_out: LeftOut, hyper: Hyper) -> float:
+        """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
+        return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
 
 
-class _Solved(NamedTuple):
+class Solved(NamedTuple):
+    """A factored regression."""
+
     factor: Floats  # (n, n) lower Cholesky factor of the covariance V, up to scale
     R: Floats  # (k, k) of the whitened free features
     H: Floats  # (n, k): P = V^-1 - H H' projects them out
     alpha: Floats  # (n,) P h
 
 
-class _LeftOut(NamedTuple):
+class LeftOut(NamedTuple):
+    """How well left-out pairs are predicted from all other points."""
+
     residuals: Floats  # (m,)
+    even: float  # mean square of the part that a pair has in common
+    odd: float  # and of the part that changes sign
     square: float  # their sum of squares in units of their own variances
     log_det: float  # log determinant of those variances
 
 
-def _posterior(system: _System, hyper: Hyper, family: Family, centre: float) -> Surrogate:
-    solved = system.solve(hyper)
-    left_out = _leave_pairs_out(solved, system.points.pair)
-    scale = _scale(left_out, hyper, system.points)
-    z, alpha, d = system.points.z, solved.alpha, family.dim
-    free = solve_triangular(solved.R, solved.H.T @ system.points.h, check_finite=False)
-    free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
-    one = hyper.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
-    C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
-    explained = one * _projected_sum(solved, family.quadratic_kernel(z))
-    quadratic = max(one * (family.n_quadratic - explained) + free_variance[-1] - 2 * one, 0.0)
-    return Surrogate(
-        bound=centre + float(free[0]),
-        bound_se=float(np.sqrt(scale * free_variance[0])),
-        b=free[1:-1],
-        C=0.5 * (C + C.T),
-        b_variance=scale * free_variance[1:-1],
-        quadratic_variance=scale * quadratic,
-        curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
-        unpredicted=float(np.sqrt(np.mean(left_out.residuals**2))),
-        scale=scale,
-        hyper=hyper,
-        n=len(z),
-    )
-
-
-def _scale(left_out: _LeftOut, hyper: Hyper, points: Points) -> float:
-    """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
-    return max(left_out.square / len(points.pair), points.floor / hyper.noise)
-
-
-def _leave_pairs_out(solved: _Solved, pair: NDArray[np.int64]) -> _LeftOut:
+def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     """Predict the last points from all others, each mirror pair left out together.
 
     With S the block of a pair, its residual is ``P_SS^-1 alpha_S`` and the variance of it ``P_SS^-1``; a point whose mirror image
@@ -180,60 +217,42 @@ def _leave_pairs_out(solved: _Solved, pair: NDArray[np.int64]) -> _LeftOut:
     off = np.where(both, cross, 0.0)
     det = np.maximum(p1 * p2 - off**2, 1e-12 * p1 * p2)
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
-    return _LeftOut(np.r_[e1, e2[both]], float(a1 @ e1 + a2 @ e2), -float(np.sum(np.log(det))))
+    even = np.where(both, 0.5 * (e1 + e2), e1 / np.sqrt(2))
+    odd = np.where(both, 0.5 * (e1 - e2), e1 / np.sqrt(2))
+    return LeftOut(
+        np.r_[e1, e2[both]],
+        float(np.mean(even**2)),
+        float(np.mean(odd**2)),
+        float(a1 @ e1 + a2 @ e2),
+        -float(np.sum(np.log(det))),
+    )
 
 
-def _projected_sum(solved: _Solved, kernel: Floats) -> float:
+def _projected_sum(solved: Solved, kernel: Floats) -> float:
     """Sum over all entries of P times the kernel, without forming P."""
     inverse = np.tril(lapack.dpotri(solved.factor, lower=1)[0]) * kernel
     return float(2 * np.sum(inverse) - np.trace(inverse) - np.sum(solved.H * (kernel @ solved.H)))
 
 
 _BOUNDS = np.log([[0.02, 2.0], [1e-6, 1e12], [1e-10, 1e4]])
+_CORNERS = (Hyper(0.3, 1.0, 1.0), Hyper(0.3, 1e3, 1e-4))  # where a search that went astray can start anew
 _WEAK_PRIOR = np.log([0.3, 1e2, 1e-2]), np.array([1.0, 6.0, 4.0])  # centre and width of each logarithm
+_SLACK = 4.0  # in minus twice the log predictive density: two standard deviations
 
 
-def _search(system: _System, start: Hyper, tries: int) -> Hyper:
-    """Pattern search over the logarithms of the three variances: fixed tries, no derivatives to go wrong."""
-
-    def badness(x: Floats) -> float:
-        hyper = Hyper(*np.exp(x))
-        left_out = _leave_pairs_out(system.solve(hyper), system.points.pair)
-        scale, m = _scale(left_out, hyper, system.points), len(system.points.pair)
-        misfit = left_out.log_det + m * np.log(scale) + left_out.square / scale
-        return float(misfit + np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
-
-    x = np.clip(np.log(start), *_BOUNDS.T)
-    best, stride, used = badness(x), np.array([0.7, 2.3, 2.3]), 1
-    while used < tries and stride.max() > 0.4:
-        before = best
-        for i in (1, 2, 0):  # the most telling one first
-            for trial in _neighbours(x, i, stride[i]):
-                value, used = badness(trial), used + 1
-                if value < best - 1e-3:
-                    best, x = value, trial
-                    break
-        if best == before:
-            stride = stride / 2
-    return Hyper(*(float(value) for value in np.exp(x)))
-
-
-def _neighbours(x: Floats, i: int, stride: float) -> list[Floats]:
-    trials = []
-    for sign in (1, -1):
-        moved = np.clip(x[i] + sign * stride, *_BOUNDS[i])
-        if moved != x[i]:
-            trials.append(np.r_[x[:i], moved, x[i + 1 :]])
-    return trials
+def _up_and_down(x: Floats, i: int, stride: float) -> list[Floats]:
+    moved = (np.clip(x[i] + sign * stride, *_BOUNDS[i]) for sign in (1, -1))
+    return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
 
 
 def _cholesky(covariance: Floats) -> Floats:
-    """Lower factor after scaling to a unit diagonal; LAPACK tells by number, not exception, when more nugget is needed."""
+    """Lower factor of a matrix that is spent by it, after scaling to a unit diagonal; LAPACK tells by number, not exception, when more nugget is needed."""
     sd = np.sqrt(np.diag(covariance))
-    correlation = covariance / (sd[:, None] * sd[None, :])
+    covariance /= sd[:, None]
+    covariance /= sd[None, :]
     for jitter in _JITTER * 10.0 ** np.arange(8):
-        correlation[np.diag_indices_from(correlation)] = 1 + jitter
-        factor, failed = lapack.dpotrf(correlation, lower=1, clean=1)
+        np.fill_diagonal(covariance, 1 + jitter)
+        factor, failed = lapack.dpotrf(covariance.T, lower=1, clean=0)  # symmetric: the transpose saves a copy
         if not failed:
             break
     scaled: Floats = factor * sd[:, None]

@@ -17,9 +17,11 @@ from qbvi.families.base import Family
 from qbvi.regression.hermite import tail_variance
 from qbvi.regression.surrogate import Surrogate
 
-__all__ = ["Step", "take_step"]
+__all__ = ["Step", "cost_of_error", "take_step"]
 
 Floats = NDArray[np.float64]
+
+_SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that is believed
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Step:
     beta: float  # share of the full step
     kl: float  # KL(new || old)
     gain: float  # rise of the bound that the surrogate predicts
-    cost: float  # nats that the error of the estimated gradient is expected to lose
+    left_behind: float  # nats of directions too soft to be trusted to their end
     is_bound: bool  # whether something held it back
 
     def apply(self, family: Family, q: Array) -> Array:
@@ -52,7 +54,6 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
     c, mean_axes = np.linalg.eigh(surrogate.C)
     r, axes = np.linalg.eigh(followed)
     b = mean_axes.T @ surrogate.b
-    b_variance = (mean_axes**2).T @ surrogate.b_variance
     smallest = float(np.clip(5 * surrogate.curvature_sd * np.sqrt(d), 1e-3, 1 / 16))
 
     def at(beta: float) -> Step:
@@ -60,12 +61,11 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
         shift = beta * b / stiffness
         kl = 0.5 * float(np.sum(1 / precision - 1 + np.log(precision)) + np.sum(shift**2))
         gain = float(b @ shift + 0.5 * (np.sum(c * shift**2) + np.sum(r * (1 / precision - 1)))) - kl
-        # Soft directions that were not trusted to their end leave something behind; so does the error of b and C.
-        soft = np.maximum(1 - c, 1e-3)
-        left_behind = np.sum(soft * (b / stiffness - b / soft) ** 2)
-        cost = 0.5 * float(left_behind + np.sum(b_variance / soft) + surrogate.quadratic_variance)
+        # Soft directions that were not trusted to their end leave something behind.
+        soft = np.maximum(1 - c, _SOFTEST)
+        left_behind = 0.5 * float(np.sum(soft * (b / stiffness - b / soft) ** 2))
         is_bound = beta < 1 or bool(np.min(1 - r) < smallest) or bool(np.max(c) >= 1)
-        return Step(mean_axes @ shift, axes, precision, beta, kl, gain, cost, is_bound)
+        return Step(mean_axes @ shift, axes, precision, beta, kl, gain, left_behind, is_bound)
 
     def is_allowed(step: Step) -> bool:
         reach = float(np.sum(step.shift**2) + np.sum(1 / step.precision))
@@ -73,6 +73,13 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
         return step.kl <= radius and (doubt <= step.gain or reach < 1.5 * d)
 
     return _longest(at, is_allowed)
+
+
+def cost_of_error(surrogate: Surrogate) -> float:
+    """Nats that the error of the estimated gradient is expected to lose: half its variance, over the stiffness for the mean."""
+    c, axes = np.linalg.eigh(surrogate.C)
+    along = (axes**2).T @ surrogate.b_variance
+    return 0.5 * float(np.sum(along / np.maximum(1 - c, _SOFTEST)) + surrogate.quadratic_variance)
 
 
 def _longest(at: Callable[[float], Step], is_allowed: Callable[[Step], bool]) -> Step:
