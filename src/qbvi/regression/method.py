@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 _ROUNDING = 4e-16  # relative error of a value computed without noise
 _FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
-_MARGIN = 1.5  # on the predicted gap; with it about nine in ten end below what was predicted
+_MARGIN = 2.0  # on the predicted gap, which is an expectation: most fits are to end below it
 _ALIKE = 0.2  # density of q relative to that of the past draws, above which a point counts as drawn from q
 
 
@@ -55,6 +55,7 @@ class State(NamedTuple):
     crowd: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
     past: tuple[_Past, ...]
     hyper: Hyper
+    most: int  # points regressed on at once
     radius: float  # bound on KL(new || old)
     before: _Before | None
     noise: float | None  # variance of the function's noise; None before it was looked for
@@ -122,8 +123,10 @@ class Regression:
 
     def init(self, family: Family, q: Array) -> State:
         """Nothing evaluated yet."""
-        none = np.empty(0)
-        return State(q, np.empty((0, family.dim)), none, none, (), Hyper(), 2.0 * family.dim, None, None)
+        none, d = np.empty(0), family.dim
+        # Four times the features for a hundredth of a nat, and more for less: what is missing falls as one over the points.
+        most = min(max(400, round(2 * d * (d + 3) * max(1.0, 0.01 / self.tol))), 6000)
+        return State(q, np.empty((0, d)), none, none, (), Hyper(), most, 2.0 * d, None, None)
 
     def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q; the first time ask for one pair twice, to see whether the function is noisy."""
@@ -213,9 +216,8 @@ def _choose(family: Family, state: State) -> _Chosen:
     alike = rows[density[rows] > math.log(_ALIKE)]
     if np.sum(np.exp(np.minimum(density[alike], 0))) > 2 * k:
         rows = alike
-    most = min(max(400, 4 * k), 6000)
-    if len(rows) > most:  # the most like q's, newest first
-        order = np.argsort(-np.minimum(density[rows], 0)[::-1], kind="stable")[:most]
+    if len(rows) > state.most:  # the most like q's, newest first
+        order = np.argsort(-np.minimum(density[rows], 0)[::-1], kind="stable")[: state.most]
         rows = np.sort(rows[len(rows) - 1 - order])
     return _Chosen(rows, z[rows], squares[rows], density[rows])
 
