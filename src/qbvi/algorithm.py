@@ -48,6 +48,7 @@ class Values(NamedTuple):
     f: Array  # (n,) log-likelihood, with the part of the log prior that eta does not carry
     log_joint: Array  # (n,) log p(y, theta), Jacobian included
     ok: Array  # (n,) False where the function failed and the value was filled in
+    noise_sd: Array  # (n,) standard deviation of the function's noise, as far as the function tells it
 
 
 class Algorithm(Protocol):
@@ -67,6 +68,10 @@ class Algorithm(Protocol):
 
     def default_budget(self, d: int) -> int | None:
         """Evaluations after which to give up where the user set no budget."""
+        ...
+
+    def notes(self, state: Any) -> tuple[str, ...]:
+        """Sentences for the user about what was found on the way."""
         ...
 
     def init(self, family: Family, q: Array) -> Any:
@@ -174,6 +179,10 @@ class QBVI:
         if self.window < 1:
             msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
             raise ValueError(msg)
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Nothing beyond what the report says."""
+        return ()
 
     def fresh_draws(self, n_evals: int) -> int:
         """A fixed number."""

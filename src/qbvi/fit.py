@@ -16,6 +16,7 @@ from qbvi.progress import Progress
 from qbvi.regression import Regression
 from qbvi.results import Fit
 from qbvi.run import Iterate, Run
+from qbvi.starts import run_all, starting_points
 from qbvi.stopping import Budget, MaxIterations
 from qbvi.updates import LearningRate
 
@@ -34,6 +35,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
+    n_starts: int = 1,
     tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
@@ -65,6 +67,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         batch is scaled by N / M.
     init
         A point to start from, on the constrained scale, or an earlier `qbvi.Fit`; by default the centre of the prior.
+    n_starts
+        Fit from so many starts, the further ones drawn from the prior, and return the best; if others settle elsewhere with a bound
+        within 10 nats, the fit is not called converged and says so.
     tol
         Stop when fewer nats than this are predicted to be missing from the bound (method ``"auto"``).
     max_evals, max_time
@@ -97,19 +102,28 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     if batches is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
+    if n_starts < 1:
+        msg = f"`n_starts` must be at least 1, got {n_starts}"
+        raise ValueError(msg)
     algorithm = _method(method, model.dim, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-    run = Run(
-        model=model,
-        family=choose_family(family, model),
-        black_box=BlackBox(log_likelihood, vectorized, on_failure),
-        batches=batches,
-        algorithm=algorithm,
-        budget=_budget(algorithm, model.dim, max_evals, max_time),
-        seed=seed,
-        callback=callback,
-    )
-    return run(init, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
+
+    def run(start: Any, own_seed: int) -> Fit:
+        one = Run(
+            model=model,
+            family=choose_family(family, model),
+            black_box=BlackBox(log_likelihood, vectorized, on_failure),
+            batches=batches,
+            algorithm=algorithm,
+            budget=_budget(algorithm, model.dim, None if max_evals is None else max_evals // n_starts, max_time),
+            seed=own_seed,
+            callback=callback,
+        )
+        return one(start, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
+
+    if n_starts == 1:
+        return run(init, seed)
+    return run_all(run, init, starting_points(model, n_starts - 1, seed), model, seed)
 
 
 def choose_family(family: str | Groups, model: Model) -> Family:

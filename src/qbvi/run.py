@@ -82,6 +82,7 @@ class Run:
         self._prior_is_known = eta is not None
         self._eta = np.zeros(self.family.size) if eta is None else eta
         self._history = History(self.algorithm.window)
+        self._notes: tuple[str, ...] = ()
         self._start = time.perf_counter()
 
     def __call__(self, init: Any, progress: Progress) -> Fit:
@@ -122,6 +123,7 @@ class Run:
             left = state.q
             with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
                 state, info = self.algorithm.tell(self.family, self._eta, state, theta, values)
+            self._notes = self.algorithm.notes(state)
             yield _Turn(left, state.q, info)
 
     def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:
@@ -131,10 +133,10 @@ class Run:
         if self.batches is not None:
             drawn, scale = self.batches.draw(rows)
             batch = (drawn,)
-        likelihood, ok = self.black_box(points, *batch, scale=scale)
+        likelihood, ok, noise_sd = self.black_box(points, *batch, scale=scale)
         log_prior = self.model.log_prior(theta)
         unknown = self.model.remaining_log_prior(theta) if self._prior_is_known else log_prior
-        return Values(likelihood + unknown, likelihood + log_prior, ok)
+        return Values(likelihood + unknown, likelihood + log_prior, ok, noise_sd)
 
     def _first(self, init: Any) -> Array:
         loc, scale = self.model.initial()
@@ -218,7 +220,7 @@ class Run:
             seconds=time.perf_counter() - self._start,
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=notes,
+            notes=(*self._notes, *notes),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
 

@@ -18,6 +18,7 @@ from qbvi.naming import pick
 __all__ = ["BlackBox", "EvaluationError", "Evaluations"]
 
 Floats = NDArray[np.float64]
+_Raw = tuple[Floats, Floats]  # values and their standard deviations, as they came
 _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 
 
@@ -43,6 +44,7 @@ class Evaluations(NamedTuple):
 
     values: Floats  # (n,)
     ok: NDArray[np.bool_]  # (n,)
+    noise_sd: Floats  # (n,) standard deviation of each value, where the function returns it; else zero
 
 
 @dataclass
@@ -87,32 +89,34 @@ class BlackBox:
         is_first = self.n_evals == 0
         n = _count(points)
         call = self._all_at_once if self.vectorized else self._one_by_one
-        raw, failures = call(points, batch, is_first)
+        (raw, noise_sd), failures = call(points, batch, is_first)
         self.n_evals += n
         ok = np.isfinite(raw)
         for i in np.flatnonzero(~ok):
             failures.setdefault(int(i), _not_a_number(raw[i], _row(points, int(i))))
         if is_first:
             _warn_if_not_a_log(raw[ok])
-        return self._settle(raw * scale, ok, failures)
+        return self._settle(Evaluations(raw * scale, ok, noise_sd * scale), failures)
 
-    def _one_by_one(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[Floats, dict[int, Failure]]:
+    def _one_by_one(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[_Raw, dict[int, Failure]]:
         n, failures = _count(points), {}
-        raw = np.full(n, np.nan)
+        raw, noise_sd = np.full(n, np.nan), np.zeros(n)
         for i in range(n):
             # A fresh copy each time: what the function does to its argument is its own affair.
             start = time.perf_counter()
             try:
-                raw[i] = _one_number(self.function(_row(points, i), *batch))
+                value, sd = _value_and_sd(self.function(_row(points, i), *batch))
+                raw[i], noise_sd[i] = _one_number(value), _one_number(sd)
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
                 _raise_if_programming_error(error, is_first)
                 failures[i] = _from_exception(error, _row(points, i), time.perf_counter() - start)
-        return raw, failures
+        return (raw, noise_sd), failures
 
-    def _all_at_once(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[Floats, dict[int, Failure]]:
+    def _all_at_once(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[_Raw, dict[int, Failure]]:
         n = _count(points)
         try:
-            return _one_number_each(self.function(_copy(points), *batch), n), {}
+            value, sd = _value_and_sd(self.function(_copy(points), *batch))
+            return (_one_number_each(value, n), _one_number_each(np.broadcast_to(sd, (n,)), n)), {}
         except Exception as error:
             _raise_if_programming_error(error, is_first)
             if self.on_failure == "raise":
@@ -121,12 +125,13 @@ class BlackBox:
                 raise EvaluationError(msg, failure) from error
         # Some point of the step is to blame; one at a time, the others are not lost with it.
         self.n_evals += n
-        stacked = BlackBox(lambda point, *rest: _one_number_each(self.function(_stack(point), *rest), 1)[0])
+        stacked = BlackBox(lambda point, *rest: self.function(_stack(point), *rest))
         return stacked._one_by_one(points, batch, is_first)
 
-    def _settle(self, values: Floats, ok: NDArray[np.bool_], failures: dict[int, Failure]) -> Evaluations:
+    def _settle(self, evaluated: Evaluations, failures: dict[int, Failure]) -> Evaluations:
         if not failures:
-            return Evaluations(values, ok)
+            return evaluated
+        values, ok, noise_sd = evaluated
         self.failures.extend(failures.values())
         first = next(iter(failures.values()))
         if self.on_failure == "raise":
@@ -143,7 +148,7 @@ class BlackBox:
         floored = self.on_failure == "floor"
         # An excluded point takes the others' mean: it pulls nowhere and stays in the denominator.
         filled = values[ok].min() - spread if floored else values[ok].mean()
-        return Evaluations(np.where(ok, values, filled), ok | floored)
+        return Evaluations(np.where(ok, values, filled), ok | floored, noise_sd)
 
 
 _WAYS_OUT = (
@@ -161,6 +166,13 @@ def _raise_if_programming_error(error: Exception, is_first: bool) -> None:
 
 class _ShapeError(ValueError):
     """The function returned something that is not one number per point."""
+
+
+def _value_and_sd(returned: Any) -> tuple[Any, Any]:
+    """A pair is a value and the standard deviation of its noise; anything else a value without noise."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    return returned, 0.0
 
 
 def _one_number(value: Any) -> float:

@@ -52,6 +52,7 @@ class State(NamedTuple):
     q: Array
     theta: Floats  # (N, d) all points so far, mirror pairs next to each other
     y: Floats  # (N,) log joint, -inf where the function failed
+    told: Floats  # (N,) noise variances, as far as the function tells them
     crowd: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
     past: tuple[_Past, ...]
     hyper: Hyper
@@ -59,6 +60,7 @@ class State(NamedTuple):
     radius: float  # bound on KL(new || old)
     before: _Before | None
     noise: float | None  # variance of the function's noise; None before it was looked for
+    misfit: float  # share of the unexplained variance that is not the function's noise
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Regression:
         none, d = np.empty(0), family.dim
         # Four times the features for a hundredth of a nat, and more for less: what is missing falls as one over the points.
         most = min(max(400, round(2 * d * (d + 3) * max(1.0, 0.01 / self.tol))), 6000)
-        return State(q, np.empty((0, d)), none, none, (), Hyper(), most, 2.0 * d, None, None)
+        return State(q, np.empty((0, d)), none, none, none, (), Hyper(), most, 2.0 * d, None, None, 1.0)
 
     def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q; the first time ask for one pair twice, to see whether the function is noisy."""
@@ -137,11 +139,14 @@ class Regression:
     def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
         """Add the values to what is known, and move."""
         y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        told = np.asarray(values.noise_sd) ** 2
         if state.noise is None:
-            state = state._replace(noise=_noise_variance(y[:2], y[-2:]))
-            theta, y = theta[:-2], y[:-2]
+            noise = max(_noise_variance(y[:2], y[-2:]), float(np.mean(told)))
+            # What is missing is then a matter of averaging: let all draws take part.
+            state = state._replace(noise=noise, most=max(state.most, 1500) if noise else state.most)
+            theta, y, told = theta[:-2], y[:-2], told[:-2]
         h = family.residual(state.q, theta, y)
-        state = _stored(family, state, theta, y)
+        state = _stored(family, state, theta, y, told)
         if not _enough(family, state, y):
             return _retreat(family, state), _nothing_learnt(h)
         if state.before is None and _drowned(h, state):
@@ -168,6 +173,12 @@ class Regression:
             gap = max(gap, _MARGIN * cost_of_error(bold) + rest)
         return gap
 
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Say so if the function is noisy."""
+        if not state.noise:
+            return ()
+        return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
+
     def _batch(self, d: int, n: int) -> int:
         if self.n_samples is not None:
             return self.n_samples
@@ -175,7 +186,7 @@ class Regression:
         return base * max(1, n // (12 * base))
 
 
-def _stored(family: Family, state: State, theta: Floats, y: Floats) -> State:
+def _stored(family: Family, state: State, theta: Floats, y: Floats, told: Floats) -> State:
     """Add a batch, and keep count of how crowded the past draws are everywhere."""
     n = len(state.y)
     old = np.logaddexp(state.crowd, math.log(len(y)) + family.log_prob(state.q, state.theta)) if n else state.crowd
@@ -184,6 +195,7 @@ def _stored(family: Family, state: State, theta: Floats, y: Floats) -> State:
     return state._replace(
         theta=np.concatenate([state.theta, theta]),
         y=np.concatenate([state.y, y]),
+        told=np.concatenate([state.told, told]),
         crowd=np.concatenate([old, new]),
         past=past,
     )
@@ -226,10 +238,12 @@ def _fit(family: Family, state: State) -> _Known:
     chosen = _choose(family, state)
     rows, d = chosen.rows, family.dim
     h = family.residual(state.q, state.theta[rows], state.y[rows])
-    # Noise stands for what the surrogate does not model: it grows far out, and where points are crowded each counts less.
+    # What the surrogate does not model grows far out, and where points are crowded each counts less; true noise does neither.
     far = np.maximum(1.0, chosen.squares / (d + 2)) ** 4
     crowded = np.exp(np.minimum(-chosen.log_density, math.log(len(rows))))
-    growth = np.maximum(far, crowded)
+    told = state.told[rows]
+    noise = np.maximum(told / np.mean(told), 1e-3) if np.any(told > 0) else np.ones(len(rows))
+    growth = state.misfit * np.maximum(far, crowded) + (1 - state.misfit) * noise
     floor = max((_ROUNDING * float(np.abs(state.y[rows]).max())) ** 2, state.noise or 0.0)
     order, m = _newest_last(family, state, rows)
     system = System(Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor))
@@ -296,7 +310,9 @@ def _returned(state: State) -> State:
 
 def _moved(family: Family, state: State, surrogate: Surrogate, step: Step) -> State:
     before = _Before(state.q, surrogate.bound, surrogate.bound_se, step.gain, step.kl, step.is_bound)
-    return state._replace(q=step.apply(family, state.q), hyper=surrogate.hyper, before=before)
+    explained = (state.noise or 0.0) / (surrogate.hyper.noise * surrogate.scale)
+    misfit = float(np.clip(1 - explained, 1e-3, 1.0))
+    return state._replace(q=step.apply(family, state.q), hyper=surrogate.hyper, before=before, misfit=misfit)
 
 
 def _info(surrogate: Surrogate, step: Step, gap: float, h: Floats) -> Info:

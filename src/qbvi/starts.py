@@ -1,0 +1,86 @@
+"""Several starts: keep the best fit, and say whether the others agree with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.model import Model
+from qbvi.results import Fit
+
+__all__ = ["best_of", "run_all", "starting_points"]
+
+_COMPARABLE = 10.0  # nats below the best bound up to which another mode holds a share of the posterior worth knowing of
+_APART = 3.0  # standard deviations between two means that make them different answers
+
+
+def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
+    """Draw n unconstrained points, spread as the prior suggests."""
+    loc, scale = model.initial()
+    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
+    return [loc + scale * z for z in rng.standard_normal((n, model.dim))]
+
+
+def best_of(fits: Sequence[Fit]) -> Fit:
+    """Return the fit with the highest bound among those that converged, with what the others say about it.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> two_modes = lambda x: np.logaddexp(-0.5 * (x - 9) ** 2, -0.5 * (x + 9) ** 2)
+    >>> fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=6, seed=1)
+    >>> fit.converged, "starts disagree" in fit.stop_reason
+    (False, True)
+    """
+    best = max(fits, key=lambda fit: (fit.converged, fit.elbo))
+    rivals = [fit for fit in fits if fit is not best and fit.converged and _differs(fit, best)]
+    close = [fit for fit in rivals if fit.elbo > best.elbo - _COMPARABLE]
+    report = replace(
+        best.report,
+        n_evals=sum(fit.n_evals for fit in fits),
+        failures=tuple(failure for fit in fits for failure in fit.failures),
+        seconds=sum(fit.seconds for fit in fits),
+        converged=best.converged and not close,
+        stop_reason=best.stop_reason + _disagreement(close),
+        notes=(*best.notes, _tally(fits, best, rivals)),
+    )
+    return Fit(best.model, best.family, best.q, report)
+
+
+def run_all(
+    run: Callable[[Any, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], model: Model, seed: int
+) -> Fit:
+    """Run from ``init`` and from each further point, each with a seed of its own."""
+    seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
+    structured = [_one(model, point) for point in points]
+    return best_of([run(start, own) for start, own in zip([init, *structured], seeds, strict=True)])
+
+
+def _one(model: Model, u: NDArray[np.float64]) -> Any:
+    values = model.constrain(u[None, :])
+    return {name: value[0] for name, value in values.items()} if model.is_named else values[0]
+
+
+def _differs(fit: Fit, best: Fit) -> bool:
+    mean, cov = fit.unconstrained
+    other, _ = best.unconstrained
+    return bool(np.max(np.abs(mean - other) / np.sqrt(np.diag(cov))) > _APART)
+
+
+def _disagreement(close: Sequence[Fit]) -> str:
+    if not close:
+        return ""
+    bounds = ", ".join(f"{fit.elbo:.2f}" for fit in close)
+    return f", but the starts disagree: others settled elsewhere at bounds of {bounds}; the posterior has several modes"
+
+
+def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:
+    settled = sum(fit.converged for fit in fits)
+    return (
+        f"{len(fits)} starts: {settled} settled, {settled - len(rivals)} of them where this one did "
+        f"(bound {best.elbo:.2f}), {len(rivals)} elsewhere"
+    )
