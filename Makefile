@@ -9,7 +9,7 @@ demo: .venv/ready  ## fit the labour-force data and save the table and the pictu
 
 test: .venv/ready  ## lint, types, import layers and the whole test suite
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile  # two workers, one core each
 
 lint: .venv/ready
 	$(BIN)/ruff check src tests benchmarks examples

@@ -400,6 +400,12 @@ def test_an_evaluation_error_keeps_the_fit_so_far(rng):
     assert len(caught.value.fit.trace) == 2
 
 
+@pytest.mark.parametrize("method", ["auto", QUICK])
+def test_a_function_that_is_finite_nowhere_is_given_up_with_the_way_out(method):
+    with pytest.raises(qbvi.EvaluationError, match=r"none of the points of the last 10 steps .* `init`"):
+        qbvi.fit(lambda t: -np.inf, qbvi.Normal(0, 1, shape=2), method=method, on_failure="exclude", seed=1)
+
+
 @pytest.mark.parametrize("share", [0.05, 0.2])
 def test_points_that_fail_at_random_do_not_spoil_the_answer(rng, share):
     f, mean, cov = conjugate(rng)

@@ -29,8 +29,11 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     # imported here: it takes longer than the rest of qbvi together
     from arviz_stats.base import array_stats
 
-    _, khat = array_stats.psislw(h - h.max())
-    return float(khat), ()
+    with np.errstate(
+        all="ignore"
+    ):  # where one ratio outweighs all others there is no tail to fit: worse than any number
+        _, khat = array_stats.psislw(h - h.max())
+    return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
 def objection_to(khat: float, h: NDArray[np.float64]) -> str:

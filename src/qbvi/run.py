@@ -25,6 +25,7 @@ __all__ = ["DomainError", "Iterate", "Run"]
 
 Floats = NDArray[np.float64]
 
+_DARKEST = 10  # steps in a row without one finite value after which to give up
 _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
@@ -83,6 +84,7 @@ class Run:
         self._eta = np.zeros(self.family.size) if eta is None else eta
         self._history = History(self.algorithm.window)
         self._notes: tuple[str, ...] = ()
+        self._dark = 0  # steps in a row without one finite value
         self._start = time.perf_counter()
 
     def __call__(self, init: Any, progress: Progress) -> Fit:
@@ -91,8 +93,9 @@ class Run:
         try:
             for turn in self._turns(self._first(init)):
                 self._record(turn)
-                if self.algorithm.keep == "last" or self._history.best == len(self._history) - 1:
-                    kept = _Kept(turn.left, to_numpy(turn.info.h))
+                h = to_numpy(turn.info.h)
+                if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
+                    kept = _Kept(turn.left, h)
                 progress.update(self._history)
                 asked = self._called_back(turn)
                 stop = self._stop() or asked
@@ -134,6 +137,14 @@ class Run:
             drawn, scale = self.batches.draw(rows)
             batch = (drawn,)
         likelihood, ok, noise_sd = self.black_box(points, *batch, scale=scale)
+        self._dark = 0 if ok.any() else self._dark + 1
+        if self._dark >= _DARKEST:
+            last = self.black_box.failures[-1]
+            msg = (
+                f"none of the points of the last {_DARKEST} steps gave a finite log-likelihood; the last: {last!r}; "
+                "start where it is finite with `init`, or give the parameters a support that keeps them there"
+            )
+            raise EvaluationError(msg, last)
         log_prior = self.model.log_prior(theta)
         unknown = self.model.remaining_log_prior(theta) if self._prior_is_known else log_prior
         return Values(likelihood + unknown, likelihood + log_prior, ok, noise_sd)

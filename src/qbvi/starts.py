@@ -31,7 +31,7 @@ def best_of(fits: Sequence[Fit]) -> Fit:
     Examples
     --------
     >>> import numpy as np, qbvi
-    >>> two_modes = lambda x: np.logaddexp(-0.5 * (x - 9) ** 2, -0.5 * (x + 9) ** 2)
+    >>> two_modes = lambda x: np.logaddexp(-0.5 * (x - 9) ** 2, -0.5 * (x + 9) ** 2) - 20
     >>> fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=6, seed=1)
     >>> fit.converged, "starts disagree" in fit.stop_reason
     (False, True)

@@ -94,7 +94,9 @@ class Patience:
 
 @dataclass(frozen=True)
 class GapBelow:
-    """Stop when the method predicts that less than ``tol`` nats are still to be gained.
+    """Stop when the method predicts, twice in a row, that less than ``tol`` nats are still to be gained; once, for a quarter of it.
+
+    A prediction is a noisy number looked at many times: the first one below ``tol`` may be luck.
 
     Examples
     --------
@@ -106,7 +108,8 @@ class GapBelow:
 
     def __call__(self, history: History) -> Stop | None:
         """Read the last prediction."""
-        if not history.gap or not history.gap[-1] < self.tol:
+        last = history.gap[-2:]
+        if not last or not (last[-1] < self.tol / 4 or (len(last) == 2 and max(last) < self.tol)):
             return None
         return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
 

@@ -141,9 +141,10 @@ class BlackBox:
             for i, failure in failures.items():
                 values[i] = _one_number(self.on_failure(failure))
             ok = np.isfinite(values)
-        if not ok.any():
-            msg = f"none of the {ok.size} points of a step gave a finite log-likelihood; the first: {first!r}; {_START}"
-            raise EvaluationError(msg, first)
+        if (
+            not ok.any()
+        ):  # nothing to fill in from: the method looks elsewhere, and `Run` gives up if that does not help
+            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
         spread = np.ptp(values[ok])
         floored = self.on_failure == "floor"
         # An excluded point takes the others' mean: it pulls nowhere and stays in the denominator.
@@ -155,7 +156,6 @@ _WAYS_OUT = (
     'pass on_failure="exclude" or "floor" to go on without such points, or keep the parameters where the function is finite '
     "with a support (qbvi.Positive, qbvi.Interval ...)"
 )
-_START = "start where it is finite with `init`, or narrow the prior"
 
 
 def _raise_if_programming_error(error: Exception, is_first: bool) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaincinv
 
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
@@ -22,8 +23,10 @@ __all__ = ["Regression"]
 Floats = NDArray[np.float64]
 
 _ROUNDING = 4e-16  # relative error of a value computed without noise
+_TWICE = 4  # points of the first batch that are asked for twice
 _FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
-_MARGIN = 2.0  # on the predicted gap, which is an expectation: most fits are to end below it
+_CREDIBLE = 5.0  # standard errors of the plain mean within which the surrogate's bound is believed
+_MARGIN = 2.5  # on the predicted gap, which is an expectation: most fits are to end below it
 _ALIKE = 0.2  # density of q relative to that of the past draws, above which a point counts as drawn from q
 
 
@@ -61,6 +64,7 @@ class State(NamedTuple):
     before: _Before | None
     noise: float | None  # variance of the function's noise; None before it was looked for
     misfit: float  # share of the unexplained variance that is not the function's noise
+    alike: float  # number of draws that are like the present q's
 
 
 @dataclass(frozen=True)
@@ -128,30 +132,30 @@ class Regression:
         none, d = np.empty(0), family.dim
         # Four times the features for a hundredth of a nat, and more for less: what is missing falls as one over the points.
         most = min(max(400, round(2 * d * (d + 3) * max(1.0, 0.01 / self.tol))), 6000)
-        return State(q, np.empty((0, d)), none, none, none, (), Hyper(), most, 2.0 * d, None, None, 1.0)
+        return State(q, np.empty((0, d)), none, none, none, (), Hyper(), most, 2.0 * d, None, None, 1.0, 0.0)
 
     def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
-        """Draw mirror pairs from q; the first time ask for one pair twice, to see whether the function is noisy."""
-        z = orthogonal_pairs(rng, self._batch(family.dim, len(state.y)), family.dim)
+        """Draw mirror pairs from q; the first time ask for two pairs twice, to see whether the function is noisy."""
+        z = orthogonal_pairs(rng, self._batch(family.dim, state.alike), family.dim)
         theta = family.transport(state.q, z)
-        return theta if state.noise is not None else np.concatenate([theta, theta[:2]])
+        return theta if state.noise is not None else np.concatenate([theta, theta[:_TWICE]])
 
     def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
         """Add the values to what is known, and move."""
         y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
         told = np.asarray(values.noise_sd) ** 2
         if state.noise is None:
-            noise = max(_noise_variance(y[:2], y[-2:]), float(np.mean(told)))
+            noise = max(_noise_variance(y[:_TWICE], y[-_TWICE:]), float(np.mean(told)))
             # What is missing is then a matter of averaging: let all draws take part.
             state = state._replace(noise=noise, most=max(state.most, 1500) if noise else state.most)
-            theta, y, told = theta[:-2], y[:-2], told[:-2]
+            theta, y, told = theta[:-_TWICE], y[:-_TWICE], told[:-_TWICE]
         h = family.residual(state.q, theta, y)
         state = _stored(family, state, theta, y, told)
         if not _enough(family, state, y):
             return _retreat(family, state), _nothing_learnt(h)
         if state.before is None and _drowned(h, state):
             return state._replace(q=_scaled(family, state.q, 10.0)), _nothing_learnt(h)
-        known = _fit(family, state)
+        known = _checked(_fit(family, state), h)
         if state.before is not None:
             if _is_worse(known.surrogate, state.before):
                 state = _returned(state)
@@ -160,11 +164,11 @@ class Regression:
                 state = state._replace(radius=_new_radius(known.surrogate, state))
         step = take_step(known.surrogate, family, state.radius)
         gap = self._predicted_gap(family, known, step)
-        return _moved(family, state, known.surrogate, step), _info(known.surrogate, step, gap, h)
+        return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
     def _predicted_gap(self, family: Family, known: _Known, step: Step) -> float:
         """Nats that will be missing after the step; infinite while it is not the last one."""
-        if step.is_bound or step.kl > 0.3:
+        if step.is_bound or step.kl > 0.3 or not known.is_credible:
             return math.inf
         rest = step.left_behind + 0.25 * step.kl
         gap = _MARGIN * max(2 * cost_of_error(known.surrogate), known.surrogate.white / known.alike) + rest
@@ -179,11 +183,12 @@ class Regression:
             return ()
         return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
 
-    def _batch(self, d: int, n: int) -> int:
+    def _batch(self, d: int, alike: float) -> int:
+        """One block of orthogonal pairs while walking, a sixth of the draws that count once there are many."""
         if self.n_samples is not None:
             return self.n_samples
-        base = 2 * max(d, 4)
-        return base * max(1, n // (12 * base))
+        block = 2 * max(d, 4)
+        return block * max(1, int(alike / (6 * block)))
 
 
 def _stored(family: Family, state: State, theta: Floats, y: Floats, told: Floats) -> State:
@@ -215,7 +220,13 @@ class _Known(NamedTuple):
 
     system: System
     surrogate: Surrogate
-    alike: float  # number of draws, those unlike q's counting less
+    weights: Floats  # (n,) of the points: density of q over that of the past draws, at most one
+    is_credible: bool = True  # whether its bound agrees with the plain mean of the newest draws
+
+    @property
+    def alike(self) -> float:
+        """Number of draws, those unlike q's counting less."""
+        return max(1.0, float(np.sum(self.weights)))
 
 
 def _choose(family: Family, state: State) -> _Chosen:
@@ -239,17 +250,39 @@ def _fit(family: Family, state: State) -> _Known:
     rows, d = chosen.rows, family.dim
     h = family.residual(state.q, state.theta[rows], state.y[rows])
     # What the surrogate does not model grows far out, and where points are crowded each counts less; true noise does neither.
-    far = np.maximum(1.0, chosen.squares / (d + 2)) ** 4
+    far = np.maximum(1.0, chosen.squares / _usual_square(d)) ** 4
     crowded = np.exp(np.minimum(-chosen.log_density, math.log(len(rows))))
     told = state.told[rows]
     noise = np.maximum(told / np.mean(told), 1e-3) if np.any(told > 0) else np.ones(len(rows))
     growth = state.misfit * np.maximum(far, crowded) + (1 - state.misfit) * noise
-    floor = max((_ROUNDING * float(np.abs(state.y[rows]).max())) ** 2, state.noise or 0.0)
+    # Four differences tell the noise to a factor of a few; from below, the regression finds it by itself.
+    noise_floor = float(np.mean(told)) if np.any(told > 0) else 0.25 * (state.noise or 0.0)
+    floor = max((_ROUNDING * float(np.abs(state.y[rows]).max())) ** 2, noise_floor)
     order, m = _newest_last(family, state, rows)
     system = System(Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor))
     hyper = system.search(state.hyper, _plan(len(rows), len(state.past)))
-    alike = max(1.0, float(np.sum(np.exp(np.minimum(chosen.log_density, 0)))))
-    return _Known(system, system.posterior(hyper, family), alike)
+    return _Known(system, system.posterior(hyper, family), np.exp(np.minimum(chosen.log_density[order], 0)))
+
+
+def _checked(known: _Known, h: Floats) -> _Known:
+    """Hold the surrogate's bound against the plain mean over the mirror pairs just drawn from the same q.
+
+    Polynomials that fit too well promise too much: what the plain mean rules out is not believed.
+    """
+    pairs = 0.5 * (h[::2] + h[1::2])
+    pairs = pairs[np.isfinite(pairs)]
+    if pairs.size < 3:
+        return known
+    reach = _CREDIBLE * float(pairs.std(ddof=1)) / math.sqrt(pairs.size) + 3 * known.surrogate.bound_se
+    bound = float(np.clip(known.surrogate.bound, pairs.mean() - reach, pairs.mean() + reach))
+    if bound == known.surrogate.bound:
+        return known
+    return known._replace(surrogate=replace(known.surrogate, bound=bound), is_credible=False)
+
+
+def _usual_square(d: int) -> float:
+    """Squared radius within which 99 of 100 standard normal draws lie."""
+    return 2 * float(gammaincinv(d / 2, 0.99))
 
 
 def _plan(n: int, turn: int) -> Search:
@@ -308,11 +341,13 @@ def _returned(state: State) -> State:
     return state._replace(q=state.before.q, radius=max(state.before.kl / 4, 0.02))
 
 
-def _moved(family: Family, state: State, surrogate: Surrogate, step: Step) -> State:
+def _moved(family: Family, state: State, known: _Known, step: Step) -> State:
+    surrogate = known.surrogate
     before = _Before(state.q, surrogate.bound, surrogate.bound_se, step.gain, step.kl, step.is_bound)
     explained = (state.noise or 0.0) / (surrogate.hyper.noise * surrogate.scale)
     misfit = float(np.clip(1 - explained, 1e-3, 1.0))
-    return state._replace(q=step.apply(family, state.q), hyper=surrogate.hyper, before=before, misfit=misfit)
+    moved = step.apply(family, state.q)
+    return state._replace(q=moved, hyper=surrogate.hyper, before=before, misfit=misfit, alike=known.alike)
 
 
 def _info(surrogate: Surrogate, step: Step, gap: float, h: Floats) -> Info:
@@ -343,8 +378,8 @@ def _retreat(family: Family, state: State) -> State:
         )  # wider, narrower, wider
     if state.before.kl > 0.1:
         state = _returned(state)
-        surrogate = _fit(family, state).surrogate
-        return _moved(family, state, surrogate, take_step(surrogate, family, state.radius))
+        known = _fit(family, state)
+        return _moved(family, state, known, take_step(known.surrogate, family, state.radius))
     # Dark even where the last step began: start again, narrower, around the best point known.
     best = family.whiten(state.q, state.theta[[int(np.argmax(state.y))]])[0]
     eye = np.eye(family.dim)
