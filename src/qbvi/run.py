@@ -85,37 +85,47 @@ class Run:
         self._history = History(self.algorithm.window)
         self._notes: tuple[str, ...] = ()
         self._dark = 0  # steps in a row without one finite value
+        self._kept: _Kept | None = None
         self._start = time.perf_counter()
 
     def __call__(self, init: Any, progress: Progress) -> Fit:
         """Turn until a rule, the budget, the user or an error ends it."""
-        kept, stop = None, None
         try:
-            for turn in self._turns(self._first(init)):
-                self._record(turn)
-                h = to_numpy(turn.info.h)
-                if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
-                    kept = _Kept(turn.left, h)
-                progress.update(self._history)
-                asked = self._called_back(turn)
-                stop = self._stop() or asked
-                if stop:
-                    break
-                _check_domain(turn)
+            reached, stop = self._loop(init, progress)
         except KeyboardInterrupt:
-            if kept is None:
+            if self._kept is None:
                 raise
             stop = Stop(False, "interrupted (Ctrl-C) before the fit settled")
             progress.close(self._history, stop.reason)
-            return self._freeze(kept, stop)
+            return self._freeze(self._kept, stop)
         except (EvaluationError, DomainError) as error:
-            if kept is not None:
-                error.fit = self._freeze(kept, Stop(False, f"ended by an error: {error}"))
+            if self._kept is not None:
+                error.fit = self._freeze(self._kept, Stop(False, f"ended by an error: {error}"))
             raise
-        assert kept is not None
-        assert stop is not None
         progress.close(self._history, stop.reason)
-        return self._finish(_Kept(turn.reached, kept.h) if self.algorithm.keep == "last" else kept, stop)
+        if self._kept is None or self.algorithm.keep == "last":
+            h = np.full(2, np.nan) if self._kept is None else self._kept.h
+            return self._finish(_Kept(reached, h), stop)
+        return self._finish(self._kept, stop)
+
+    def _loop(self, init: Any, progress: Progress) -> tuple[Array, Stop]:
+        for turn in self._turns(self._first(init)):
+            self._record(turn)
+            self._keep(turn)
+            progress.update(self._history)
+            asked = self._called_back(turn)
+            stop = self._stop() or asked
+            if stop:
+                return turn.reached, stop
+            _check_domain(turn)
+        msg = "the turns never end by themselves"
+        raise AssertionError(msg)
+
+    def _keep(self, turn: _Turn) -> None:
+        """Remember the q that would be returned now, with residuals at draws from it."""
+        h = to_numpy(turn.info.h)
+        if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
+            self._kept = _Kept(turn.left, h)
 
     def _turns(self, q: Array) -> Iterator[_Turn]:
         """Yield each step after it was made, for ever: ask, evaluate, tell."""
