@@ -145,6 +145,15 @@ def test_what_has_no_posterior_is_not_called_converged(improper):
     assert np.all(np.isfinite(fit.mean))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"tol": 0.0}, "`tol` must be positive"), ({"n_samples": 7}, "must be even"), ({"n_samples": 2}, "at least 4")],
+)
+def test_settings_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        qbvi.Regression(**options)
+
+
 # ---------------------------------------------------------------- noise
 
 

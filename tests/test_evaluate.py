@@ -87,6 +87,11 @@ def test_exclude_takes_the_mean_of_the_others_so_that_the_point_pulls_nowhere():
     assert len(box.failures) == 1
 
 
+def test_floor_goes_below_even_where_all_others_are_equal():
+    box = BlackBox(lambda x: -np.inf if x[0] == 3 else -2.0, on_failure="floor")
+    np.testing.assert_array_equal(box(POINTS).values, [-2.0, -3.0, -2.0])
+
+
 def test_floor_goes_below_all_others_by_their_range():
     box = BlackBox(lambda x: -np.inf if x[0] == 3 else -x[0], on_failure="floor")
     np.testing.assert_array_equal(box(POINTS).values, [-1.0, -9.0, -5.0])

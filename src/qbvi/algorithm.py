@@ -168,8 +168,8 @@ class QBVI:
             "estimator": pick("estimator", self.estimator, ESTIMATORS),
             "draws": pick("draws", self.draws, DRAWS),
             "step": pick("step", self.step, STEPS),
-            "stop": tuple(pick("stop", rule, RULES) for rule in self.stop),
-            "updates": tuple(self.updates),
+            "stop": tuple(pick("stop", rule, RULES) for rule in _listed(self.stop)),
+            "updates": tuple(_listed(self.updates)),
             "learning_rate": LearningRate(rate) if isinstance(rate, int | float) else rate,
             "keep": pick("keep", self.keep, {"best": "best", "last": "last"}),
         }
@@ -241,6 +241,11 @@ class QBVI:
     def _chain(self) -> Chain:
         rate = () if self.learning_rate is None else (self.learning_rate,)
         return Chain((*self.updates, *rate))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """A single part where a list of them is asked for is a list of one."""
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def paper(**changes: Any) -> QBVI:

@@ -115,7 +115,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             black_box=BlackBox(log_likelihood, vectorized, on_failure),
             batches=batches,
             algorithm=algorithm,
-            budget=_budget(algorithm, model.dim, None if max_evals is None else max_evals // n_starts, max_time),
+            budget=_budget(algorithm, model.dim, max_evals, max_time, n_starts),
             seed=own_seed,
             callback=callback,
         )
@@ -123,7 +123,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 
     if n_starts == 1:
         return run(init, seed)
-    return run_all(run, init, starting_points(model, n_starts - 1, seed), model, seed)
+    return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
 
 
 def choose_family(family: str | Groups, model: Model) -> Family:
@@ -131,6 +131,10 @@ def choose_family(family: str | Groups, model: Model) -> Family:
     if isinstance(family, str):
         kind: Any = pick("family", family, {"full": Gaussian, "diagonal": DiagonalGaussian})
         return kind(model.dim)  # type: ignore[no-any-return]
+    groups: Any = family
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
+        msg = f"`family` must be 'full', 'diagonal' or a list of groups such as [['a', 'b'], ['c']], got {family!r}"
+        raise TypeError(msg)
     columns = [tuple(column for member in group for column in _columns(member, model)) for group in family]
     counted = sorted(column for group in columns for column in group)
     if counted != list(range(model.dim)):
@@ -152,6 +156,9 @@ _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the num
 
 def _method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
     many = d > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+    if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
+        msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
+        raise TypeError(msg)
     table: dict[str, Any] = {"auto": many_dimensional() if many else Regression(tol=tol), "paper": paper()}
     return pick("method", method, table)  # type: ignore[no-any-return]
 
@@ -161,13 +168,17 @@ def many_dimensional() -> QBVI:
     return QBVI(learning_rate=LearningRate(0.1, decay_after=100), keep="last")
 
 
-def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None) -> Budget:
-    if max_evals is None:
-        return Budget(algorithm.default_budget(d), max_time)
-    if max_evals < 1:
-        msg = f"`max_evals` must be at least 1, got {max_evals}"
+def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
+    """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
+    if max_evals is not None and max_evals < n_starts:
+        msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
         raise ValueError(msg)
-    return Budget(max_evals, max_time, reserve=min(algorithm.fresh_draws(max_evals), max_evals // 4))
+    if max_time is not None and not max_time > 0:
+        msg = f"`max_time` must be a positive number of seconds, got {max_time}"
+        raise ValueError(msg)
+    evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
+    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // 4)
+    return Budget(evals, None if max_time is None else max_time / n_starts, reserve)
 
 
 def _max_iterations(algorithm: Algorithm) -> int | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qbvi.algorithm import Algorithm, Info, Values
 from qbvi.arrays import Array, to_numpy
-from qbvi.diagnostics import objection_to, pareto_khat
+from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
 from qbvi.evaluate import Batches, BlackBox, EvaluationError
 from qbvi.families import Family
 from qbvi.model import Model
@@ -21,7 +21,7 @@ from qbvi.random import Independent
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 
-__all__ = ["DomainError", "Iterate", "Run"]
+__all__ = ["DomainError", "Iterate", "Run", "Unconstrained"]
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +34,12 @@ class DomainError(RuntimeError):
     """A plain step left the set of positive definite covariances; ``fit`` holds the posterior before that step."""
 
     fit: Fit | None = None
+
+
+class Unconstrained(NamedTuple):
+    """A start on the unconstrained scale."""
+
+    u: Floats  # (d,)
 
 
 class Iterate(NamedTuple):
@@ -162,8 +168,14 @@ class Run:
     def _first(self, init: Any) -> Array:
         loc, scale = self.model.initial()
         if isinstance(init, Fit):
-            return self.family.from_moments(*init.unconstrained)
-        if init is not None:
+            mean, cov = init.unconstrained
+            if len(mean) != self.family.dim:
+                msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
+                raise ValueError(msg)
+            return self.family.from_moments(mean, cov)
+        if isinstance(init, Unconstrained):
+            loc = init.u
+        elif init is not None:
             loc = self.model.unconstrain(init)
         return self.family.start(loc, self.algorithm.start_scale(scale))
 
@@ -201,14 +213,22 @@ class Run:
             return self._freeze(kept, stop)
         groups = min(10, n // 2) if self.batches is not None and self.batches.is_partial else 1
         failed = len(self.black_box.failures)
-        h = np.stack([self._fresh_residuals(kept.q, n // groups) for _ in range(groups)])
+        z = Independent().normal(self._fresh, groups * (n // groups), self.family.dim)
+        h = np.stack([self._fresh_residuals(kept.q, part) for part in np.split(z, groups)])
         share = (len(self.black_box.failures) - failed) / h.size
+        if stop.converged and groups == 1 and not share:
+            stop = self._contradicted(stop, still_to_gain(self.family, z, h[0]))
         return self._freeze(_Kept(kept.q, h), self._doubted(stop, h, share))
+
+    def _contradicted(self, stop: Stop, gain: float) -> Stop:
+        if not gain:
+            return stop
+        return Stop(False, f"{stop.reason}, but fresh draws show that about {gain:.2g} nats are still to be gained")
 
     def _doubted(self, stop: Stop, h: Floats, failed: float) -> Stop:
         """Take a convergence back where fresh draws fail, or put the bound well below what the fit said."""
         if stop.converged and failed > _MOST_FAILED:
-            return Stop(False, f"{stop.reason}, but {failed:.0%} of fresh draws fail: the posterior is cut off there")
+            return Stop(False, f"{stop.reason}, but the function fails at {failed:.0%} of fresh draws from the result")
         said, mean, se = self._history.elbo_smooth[-1], float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
         if not stop.converged or mean > said - _DISAGREEMENT * se - 0.1:
             return stop
@@ -216,8 +236,8 @@ class Run:
             False, f"fresh draws put the bound at {mean:.4g}, below the {said:.4g} of the fit: more draws are needed"
         )
 
-    def _fresh_residuals(self, q: Array, n: int) -> Floats:
-        theta = self.family.transport(q, Independent().normal(self._fresh, n, self.family.dim))
+    def _fresh_residuals(self, q: Array, z: Floats) -> Floats:
+        theta = self.family.transport(q, z)
         return to_numpy(self.family.residual(q, theta, self._evaluate(theta, self._fresh).log_joint))
 
     def _freeze(self, kept: _Kept, stop: Stop) -> Fit:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.model import Model
 from qbvi.results import Fit
+from qbvi.run import Unconstrained
 
 __all__ = ["best_of", "run_all", "starting_points"]
 
@@ -51,18 +52,15 @@ def best_of(fits: Sequence[Fit]) -> Fit:
     return Fit(best.model, best.family, best.q, report)
 
 
-def run_all(
-    run: Callable[[Any, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], model: Model, seed: int
-) -> Fit:
-    """Run from ``init`` and from each further point, each with a seed of its own."""
+def run_all(run: Callable[[Any, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
+    """Run from ``init`` and from each further point, each with a seed of its own, until the user ends it."""
     seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
-    structured = [_one(model, point) for point in points]
-    return best_of([run(start, own) for start, own in zip([init, *structured], seeds, strict=True)])
-
-
-def _one(model: Model, u: NDArray[np.float64]) -> Any:
-    values = model.constrain(u[None, :])
-    return {name: value[0] for name, value in values.items()} if model.is_named else values[0]
+    fits = []
+    for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
+        fits.append(run(start, own))
+        if "Ctrl-C" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
+            break
+    return best_of(fits)
 
 
 def _differs(fit: Fit, best: Fit) -> bool:

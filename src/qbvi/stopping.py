@@ -94,7 +94,7 @@ class Patience:
 
 @dataclass(frozen=True)
 class GapBelow:
-    """Stop when the method predicts, twice in a row, that less than ``tol`` nats are still to be gained; once, for a quarter of it.
+    """Stop when two of the last three predictions of the nats still to be gained are below ``tol``, or the last is below a quarter of it.
 
     A prediction is a noisy number looked at many times: the first one below ``tol`` may be luck.
 
@@ -108,8 +108,9 @@ class GapBelow:
 
     def __call__(self, history: History) -> Stop | None:
         """Read the last prediction."""
-        last = history.gap[-2:]
-        if not last or not (last[-1] < self.tol / 4 or (len(last) == 2 and max(last) < self.tol)):
+        last = history.gap[-3:]
+        below = [gap < self.tol for gap in last]
+        if not below or not below[-1] or not (sum(below) >= 2 or last[-1] < self.tol / 4):
             return None
         return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
 

@@ -38,6 +38,9 @@ class Batches:
 
     def __post_init__(self) -> None:
         rows = {len(part) for part in _parts(self.data)}
+        if rows == {0}:
+            msg = "`data` must have at least one row, got none"
+            raise ValueError(msg)
         if len(rows) != 1:
             msg = f"`data` must hold arrays with one common number of rows, got {sorted(rows)}"
             raise ValueError(msg)

@@ -59,7 +59,7 @@ class BlackBox:
         Whether it takes all points of a step at once.
     on_failure
         What a NaN, an infinity or an exception becomes: ``"raise"`` an `EvaluationError`; ``"exclude"`` the point from the step (it stays in
-        every denominator); ``"floor"`` to a value below all others of its step by their range; or a function that is given the
+        every denominator); ``"floor"`` to a value below all others of its step by their range, a nat at least; or a function that is given the
         `Failure` and returns a number.
 
     Examples
@@ -81,6 +81,9 @@ class BlackBox:
     def __post_init__(self) -> None:
         if not callable(self.function):
             msg = f"`log_likelihood` must be a function, got {type(self.function).__name__}"
+            raise TypeError(msg)
+        if not (isinstance(self.on_failure, str) or callable(self.on_failure)):
+            msg = f"`on_failure` must be 'raise', 'exclude', 'floor' or a function, got {self.on_failure!r}"
             raise TypeError(msg)
         pick("on_failure", self.on_failure, dict.fromkeys(("raise", "exclude", "floor")))
 
@@ -145,7 +148,7 @@ class BlackBox:
             not ok.any()
         ):  # nothing to fill in from: the method looks elsewhere, and `Run` gives up if that does not help
             return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
-        spread = np.ptp(values[ok])
+        spread = max(float(np.ptp(values[ok])), 1.0)
         floored = self.on_failure == "floor"
         # An excluded point takes the others' mean: it pulls nowhere and stays in the denominator.
         filled = values[ok].min() - spread if floored else values[ok].mean()

@@ -97,7 +97,7 @@ class Regression:
     tol: float = 0.01
     n_samples: int | None = None
     initial_scale: float = 0.01
-    n_fresh: int = 50
+    n_fresh: int = 100
     window: int = 1
     keep: str = "last"
 
@@ -106,8 +106,10 @@ class Regression:
             if not getattr(self, name) > 0:
                 msg = f"`{name}` must be positive, got {getattr(self, name)}"
                 raise ValueError(msg)
-        if self.n_samples is not None and (self.n_samples < 2 or self.n_samples % 2):
-            msg = f"`n_samples` must be even, as draws come in mirror pairs, got {self.n_samples}"
+        if self.n_samples is not None and (self.n_samples < _TWICE or self.n_samples % 2):
+            msg = (
+                f"`n_samples` must be even, as draws come in mirror pairs, and at least {_TWICE}, got {self.n_samples}"
+            )
             raise ValueError(msg)
 
     @property
@@ -170,11 +172,12 @@ class Regression:
         """Nats that will be missing after the step; infinite while it is not the last one."""
         if step.is_bound or step.kl > 0.3 or not known.is_credible:
             return math.inf
-        rest = step.left_behind + 0.25 * step.kl
-        gap = _MARGIN * max(2 * cost_of_error(known.surrogate), known.surrogate.white / known.alike) + rest
+        cost = cost_of_error(known.surrogate)
+        rest = step.left_behind + 0.25 * step.kl + 2 * cost.mean
+        gap = _MARGIN * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
         if gap < self.tol:  # before saying so, ask what would be missing if C were as free as the draws allow
             bold = known.system.posterior(known.system.boldest(known.surrogate.hyper), family)
-            gap = max(gap, _MARGIN * cost_of_error(bold) + rest)
+            gap = max(gap, _MARGIN * cost_of_error(bold).precision + rest)
         return gap
 
     def notes(self, state: State) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from qbvi.families.base import Family
 from qbvi.regression.hermite import tail_variance
 from qbvi.regression.surrogate import Surrogate
 
-__all__ = ["Step", "cost_of_error", "take_step"]
+__all__ = ["Cost", "Step", "cost_of_error", "take_step"]
 
 Floats = NDArray[np.float64]
 
@@ -75,11 +76,18 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
     return _longest(at, is_allowed)
 
 
-def cost_of_error(surrogate: Surrogate) -> float:
-    """Nats that the error of the estimated gradient is expected to lose: half its variance, over the stiffness for the mean."""
+class Cost(NamedTuple):
+    """Nats that the error of an estimated gradient is expected to lose."""
+
+    mean: float  # half the variance of b, over the stiffness of the log joint in each direction
+    precision: float  # half the variance of C
+
+
+def cost_of_error(surrogate: Surrogate) -> Cost:
+    """Nats that the error of the estimated gradient is expected to lose."""
     c, axes = np.linalg.eigh(surrogate.C)
     along = (axes**2).T @ surrogate.b_variance
-    return 0.5 * float(np.sum(along / np.maximum(1 - c, _SOFTEST)) + surrogate.quadratic_variance)
+    return Cost(0.5 * float(np.sum(along / np.maximum(1 - c, _SOFTEST))), 0.5 * surrogate.quadratic_variance)
 
 
 def _longest(at: Callable[[float], Step], is_allowed: Callable[[Step], bool]) -> Step:
