@@ -173,7 +173,7 @@ class Regression:
         if step.is_bound or step.kl > 0.3 or not known.is_credible:
             return math.inf
         cost = cost_of_error(known.surrogate)
-        rest = step.left_behind + 0.25 * step.kl + 2 * cost.mean
+        rest = step.left_behind + 0.25 * step.kl + cost.mean
         gap = _MARGIN * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
         if gap < self.tol:  # before saying so, ask what would be missing if C were as free as the draws allow
             bold = known.system.posterior(known.system.boldest(known.surrogate.hyper), family)
