@@ -72,8 +72,9 @@ def explode(x):
 
 
 def test_an_exception_keeps_its_message_and_traceback():
-    with pytest.raises(EvaluationError, match="ArithmeticError: no root"):
+    with pytest.raises(EvaluationError, match="ArithmeticError: no root") as caught:
         BlackBox(explode)(POINTS)
+    assert "in explode" in caught.value.__notes__[0]
     box = BlackBox(explode, on_failure="exclude")
     result = box(POINTS)
     np.testing.assert_array_equal(result.ok, [True, False, True])

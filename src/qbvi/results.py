@@ -692,7 +692,7 @@ def _account(report: Report) -> list[str]:
 
 
 def _with_error(value: float, error: float) -> str:
-    decimals = _decimals(error, 2)
+    decimals = min(_decimals(error, 2), 6)  # an exact fit has no error worth sixteen digits
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 

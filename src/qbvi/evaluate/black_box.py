@@ -138,8 +138,10 @@ class BlackBox:
         self.failures.extend(failures.values())
         first = next(iter(failures.values()))
         if self.on_failure == "raise":
-            msg = f"the log-likelihood gave {first!r}; {_WAYS_OUT}"
-            raise EvaluationError(msg, first)
+            error = EvaluationError(f"the log-likelihood gave {first!r}; {_WAYS_OUT}", first)
+            if first.traceback:
+                error.add_note(f"where it was raised:\n{first.traceback}")
+            raise error
         if callable(self.on_failure):
             for i, failure in failures.items():
                 values[i] = _one_number(self.on_failure(failure))
