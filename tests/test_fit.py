@@ -466,7 +466,7 @@ def test_priors_that_cannot_be_are_refused():
 # ---------------------------------------------------------------- nothing breaks
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     d=st.integers(1, 100),
     prior_scale=st.floats(-3, 3).map(lambda x: 10.0**x),
@@ -487,6 +487,26 @@ def test_no_decomposition_error_reaches_a_user(d, prior_scale, start, rate, step
     fit = qbvi.fit(
         lambda t: -curvature * np.sum(np.abs(t - 1) ** 1.5, axis=1), qbvi.Normal(0, prior_scale, shape=d), method=method,
         family=family, init=np.full(d, start), vectorized=True, seed=d,
+    )  # fmt: skip
+    assert np.all(np.isfinite(fit.mean))
+    assert np.all(fit.sd > 0)
+    assert np.all(np.isfinite(fit.sample(3, seed=1)))
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    d=st.integers(1, 100),
+    prior_scale=st.floats(-3, 3).map(lambda x: 10.0**x),
+    start=st.floats(-100, 100),
+    power=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
+    family=st.sampled_from(["full", "diagonal"]),
+    curvature=st.floats(-4, 4).map(lambda x: 10.0**x),
+)
+def test_no_decomposition_error_reaches_a_user_of_the_default(d, prior_scale, start, power, family, curvature):
+    """The same for the default method: kinks, flat and steep functions, starts far outside of the prior."""
+    fit = qbvi.fit(
+        lambda t: -curvature * np.sum(np.abs(t - 1) ** power, axis=1), qbvi.Normal(0, prior_scale, shape=d),
+        family=family, init=np.full(d, start), vectorized=True, seed=d, max_evals=200 + 4 * d,
     )  # fmt: skip
     assert np.all(np.isfinite(fit.mean))
     assert np.all(fit.sd > 0)
