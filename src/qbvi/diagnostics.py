@@ -34,9 +34,8 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     # imported here: it takes longer than the rest of qbvi together
     from arviz_stats.base import array_stats
 
-    with np.errstate(
-        all="ignore"
-    ):  # where one ratio outweighs all others there is no tail to fit: worse than any number
+    # Where one ratio outweighs all others there is no tail to fit: worse than any number.
+    with np.errstate(all="ignore"):
         _, khat = array_stats.psislw(h - h.max())
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
@@ -44,7 +43,7 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
 def objection_to(khat: float, h: NDArray[np.float64]) -> str:
     """Why a fit that settled is not the posterior all the same, as the end of a sentence; empty where nothing speaks against it.
 
-    k-hat objects only where it is above 0.7 by a standard error, about ``(1 + k) / sqrt(m)`` for a tail of m ratios, and where
+    k-hat objects only where it is above 0.7 by one and a half standard errors of about ``(1 + k) / sqrt(m)`` for a tail of m ratios, and where
     the ratios say that q is off by more than 0.05 nats: on a nearly perfect fit k-hat describes rounding errors.
 
     Examples
@@ -55,7 +54,7 @@ def objection_to(khat: float, h: NDArray[np.float64]) -> str:
     """
     tail = min(0.2 * h.size, 3 * np.sqrt(h.size))
     missing = np.log(np.mean(np.exp(h - h.max()))) + h.max() - h.mean()
-    if missing < 0.05 or not khat - (1 + khat) / np.sqrt(tail) > 0.7:
+    if missing < 0.05 or not khat - 1.5 * (1 + khat) / np.sqrt(tail) > 0.7:
         return ""
     return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
 
