@@ -5,7 +5,7 @@ r"""Regression of the residual ``h = log p(y, theta) - log q(theta)`` on the whi
 Every coefficient of an orthonormal Hermite polynomial of degree two and more has a Gaussian prior, one variance a degree; the
 constant, the linear terms and the radius are free. Under q all terms but ``a`` have mean zero, so ``a`` is the lower bound,
 ``(b, C)`` the natural gradient in whitened coordinates, and half the posterior variance of ``(b, C)`` the nats that their error costs.
-Large noise gives the score-function estimator back, none the least-squares fit (DESIGN: ridge regression spans the range).
+Large noise gives the score-function estimator back, none the least-squares fit.
 """
 
 from __future__ import annotations
