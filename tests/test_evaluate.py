@@ -82,6 +82,14 @@ def test_an_exception_keeps_its_message_and_traceback():
     assert "explode" in box.failures[0].traceback
 
 
+@pytest.mark.parametrize(
+    ("points", "told"), [(POINTS, r"an array of shape \(2,\)"), ({"b": POINTS}, r"a dict of 'b' of shape \(2,\)")]
+)
+def test_a_function_that_raises_everywhere_is_asked_about_the_priors_shape(points, told):
+    with pytest.raises(EvaluationError, match=f"expect what the prior gives it, {told}"):
+        BlackBox(lambda x: np.asarray(x["b"] if isinstance(x, dict) else x) @ np.ones(5))(points)
+
+
 def test_exclude_takes_the_mean_of_the_others_so_that_the_point_pulls_nowhere():
     box = BlackBox(lambda x: np.nan if x[0] == 3 else -x[0], on_failure="exclude")
     np.testing.assert_array_equal(box(POINTS).values, [-1.0, -3.0, -5.0])

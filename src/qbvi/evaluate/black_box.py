@@ -138,7 +138,8 @@ class BlackBox:
         self.failures.extend(failures.values())
         first = next(iter(failures.values()))
         if self.on_failure == "raise":
-            error = EvaluationError(f"the log-likelihood gave {first!r}; {_WAYS_OUT}", first)
+            way_out = _WRONG_PRIOR.format(_shapes(first.parameters)) if _always_raises(failures, ok) else _WAYS_OUT
+            error = EvaluationError(f"the log-likelihood gave {first!r}; {way_out}", first)
             if first.traceback:
                 error.add_note(f"where it was raised:\n{first.traceback}")
             raise error
@@ -161,6 +162,19 @@ _WAYS_OUT = (
     'pass on_failure="exclude" or "floor" to go on without such points, or keep the parameters where the function is finite '
     "with a support (qbvi.Positive, qbvi.Interval ...)"
 )
+
+
+_WRONG_PRIOR = "it raised at every point of the step: does it expect what the prior gives it, {}?"
+
+
+def _always_raises(failures: dict[int, Failure], ok: NDArray[np.bool_]) -> bool:
+    return not ok.any() and all(failure.kind == "exception" for failure in failures.values())
+
+
+def _shapes(point: Any) -> str:
+    if isinstance(point, dict):
+        return "a dict of " + ", ".join(f"{name!r} of shape {np.shape(value)}" for name, value in point.items())
+    return f"an array of shape {np.shape(point)}"
 
 
 def _raise_if_programming_error(error: Exception, is_first: bool) -> None:
