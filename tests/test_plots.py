@@ -114,7 +114,7 @@ class TestTrace:
         fit = make_fit(Normal(0, 1))
         for elbo in (broken, np.full(50, bad)):
             report = Report(trace=Trace(**{**names, "elbo": elbo, "elbo_smooth": elbo}))
-            png(Fit(fit.model, fit.family, fit.q, report).plot_trace())
+            assert png(Fit(fit.model, fit.family, fit.q, report).plot_trace())
 
     def test_one_iteration_and_none(self):
         png(make_fit(n=1).plot_trace())
@@ -203,13 +203,15 @@ class TestMarginals:
         ids=["ordered", "bijection", "below", "scalar"],
     )
     def test_every_support_draws(self, prior):
-        png(make_fit(prior).plot_marginals())
+        figure = make_fit(prior).plot_marginals()
+        assert png(figure)
+        assert all(ax.get_lines() for ax in figure.axes[: len(make_fit(prior).labels)])
 
     def test_very_wide_and_very_narrow(self):
         for loc, scale in ((0.0, 1e-6), (30.0, 1.0), (1e6, 1.0), (0.0, 3.0)):
             fit = make_fit({"x": HalfNormal(1.0), "y": Uniform(0, 1)}, family=DiagonalGaussian)
             q = np.array([min(loc, 50), loc, scale, scale])
-            png(Fit(fit.model, fit.family, q, fit.report).plot_marginals())
+            assert png(Fit(fit.model, fit.family, q, fit.report).plot_marginals())
 
     def test_too_many_panels(self):
         fit = make_fit(Normal(0, 1, shape=30))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qbvi.stopping import Budget, History, MaxIterations, ParameterChange, Patience
+from qbvi.stopping import Budget, GapBelow, History, MaxIterations, ParameterChange, Patience
 
 
 def history(elbo, window=1, n_evals=None, mean=None, sd=None, seconds=None):
@@ -60,9 +60,27 @@ def test_seconds_run_out():
     assert "2.5 seconds" in Budget(max_time=2.5)(past).reason
 
 
-@pytest.mark.parametrize("rule", [MaxIterations(3), Patience(3), ParameterChange(), Budget(max_evals=10)])
+@pytest.mark.parametrize("rule", [MaxIterations(3), Patience(3), ParameterChange(), Budget(max_evals=10), GapBelow()])
 def test_no_rule_speaks_before_the_first_step(rule):
-    assert rule(History()) is None if not isinstance(rule, Patience) else True
+    assert rule(History()) is None
+
+
+@pytest.mark.parametrize(
+    ("predicted", "stops"),
+    [
+        ([0.009], False),  # the first one below may be luck
+        ([0.009, 0.009], True),
+        ([0.009, 0.02, 0.009], True),
+        ([0.009, 0.009, 0.02], False),  # the last one must be below too
+        ([np.inf, 0.002], True),  # well below, once
+        ([0.009, 0.02, 0.02, 0.009], False),
+        ([np.nan, np.nan], False),  # a method that predicts nothing
+    ],
+)
+def test_the_predicted_gap_must_be_below_in_two_of_three_steps(predicted, stops):
+    past = history([0.0] * len(predicted))
+    past.gap.extend(predicted)
+    assert (GapBelow(0.01)(past) is not None) == stops
 
 
 def test_the_last_iteration_is_counted():

@@ -31,12 +31,17 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
         return float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
     if np.ptp(h) < 1e-9:  # the ratios are constant: q is the posterior, there is no tail to fit
         return float("-inf"), ()
+    if np.sort(h)[-2] < h.max() - 30:  # one ratio outweighs all others beyond rounding: worse than any number
+        return float("inf"), ()
     # imported here: it takes longer than the rest of qbvi together
     from arviz_stats.base import array_stats
 
-    # Where one ratio outweighs all others there is no tail to fit: worse than any number.
-    with np.errstate(all="ignore"):
-        _, khat = array_stats.psislw(h - h.max())
+    try:
+        # It takes minus the logarithm of the ratios, as leave-one-out does.
+        with np.errstate(all="ignore"):
+            _, khat = array_stats.psislw(h.max() - h)
+    except ValueError:  # the largest ratios are all equal: no tail to fit
+        return float("-inf"), ()
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 

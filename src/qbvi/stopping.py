@@ -87,7 +87,7 @@ class Patience:
 
     def __call__(self, history: History) -> Stop | None:
         """Compare the present step with the best one."""
-        if len(history) - 1 - history.best < self.patience:
+        if not len(history) or len(history) - 1 - history.best < self.patience:
             return None
         return Stop(True, f"the smoothed lower bound did not improve for {self.patience} iterations")
 

@@ -1,0 +1,48 @@
+"""What fresh draws say against a fit: seldom by chance, reliably when it is off."""
+
+import numpy as np
+import pytest
+
+from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
+from qbvi.families import DiagonalGaussian, Gaussian
+
+FAMILIES = [Gaussian(1), Gaussian(3), DiagonalGaussian(5)]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["full-1", "full-3", "diagonal-5"])
+def test_a_residual_that_the_family_cannot_follow_is_no_objection(family):
+    """Third-degree Hermite polynomials are uncorrelated with all that is tested: at most one alarm in 300."""
+    alarms = 0
+    for seed in range(300):
+        z = np.random.default_rng(seed).standard_normal((100, family.dim))
+        alarms += still_to_gain(family, z, 0.3 * np.sum(z**3 - 3 * z, axis=1) / np.sqrt(6 * family.dim)) > 0
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["full-1", "full-3", "diagonal-5"])
+def test_a_wrong_variance_is_proved_with_about_the_right_number_of_nats(family):
+    """h = c (z^2 - 1) / sqrt 2 in the first coordinate: half of c squared is to be gained, noise of 0.1 beside it."""
+    gains = []
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        z = rng.standard_normal((200, family.dim))
+        gains.append(still_to_gain(family, z, 0.6 * (z[:, 0] ** 2 - 1) / np.sqrt(2) + 0.1 * rng.standard_normal(200)))
+    np.testing.assert_allclose(gains, 0.18, atol=0.03)
+
+
+def test_with_too_few_draws_nothing_is_said(rng):
+    z = rng.standard_normal((20, 3))
+    assert still_to_gain(Gaussian(3), z, 5 * z[:, 0]) == 0.0
+
+
+def test_khat_objects_to_heavy_ratios_and_not_to_rounding_errors(rng):
+    heavy = 3 * rng.exponential(size=1000)  # exp(h) is Pareto with k = 3
+    khat, _ = pareto_khat(heavy)
+    np.testing.assert_allclose(khat, 3, atol=1.6)  # four standard errors, (1 + k) / sqrt(95) each
+    assert "k-hat" in objection_to(khat, heavy)
+    assert objection_to(khat, 1e-4 * heavy) == ""
+
+
+def test_one_ratio_that_outweighs_all_others_is_the_worst_khat():
+    assert pareto_khat(np.r_[np.zeros(99), 5000.0])[0] == np.inf
+    assert np.isnan(pareto_khat(np.zeros(10))[0])
