@@ -10,8 +10,6 @@ from qbvi.families.base import Family
 
 __all__ = ["objection_to", "pareto_khat", "still_to_gain"]
 
-_WORTH_TELLING = 0.05  # nats
-_CHANCE = 1e-4  # of a false alarm, were the draws Gaussian
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
 
 
@@ -64,12 +62,15 @@ def objection_to(khat: float, h: NDArray[np.float64]) -> str:
     return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
 
 
-def still_to_gain(family: Family, z: NDArray[np.float64], h: NDArray[np.float64]) -> float:
+def still_to_gain(
+    family: Family, z: NDArray[np.float64], h: NDArray[np.float64], worth: float = 0.05, chance: float = 1e-4
+) -> float:
     """Nats that a step would still gain, as far as independent draws from q prove it beyond chance; zero where they do not.
 
     At the best member of a family the residual ``h`` is uncorrelated with the linear and quadratic functions of the whitened draws
     ``z`` that the family follows. Least squares of ``h`` on them, with a variance that allows for unequal noise, tests just that; it
-    needs four draws for each coefficient and says nothing with fewer.
+    needs four draws for each coefficient and says nothing with fewer. Gains below ``worth`` nats are not told; ``chance`` is that of a false
+    alarm, were the draws Gaussian.
 
     Examples
     --------
@@ -91,4 +92,4 @@ def still_to_gain(family: Family, z: NDArray[np.float64], h: NDArray[np.float64]
     cov, w = (spread.T @ spread)[1:, 1:], w[1:]
     statistic = float(w @ np.linalg.lstsq(cov, w, rcond=1e-12)[0])
     gain = 0.5 * float(w @ w - np.trace(cov))
-    return gain if gain > _WORTH_TELLING and chi2.sf(statistic, len(w)) < _CHANCE else 0.0
+    return gain if gain > worth and chi2.sf(statistic, len(w)) < chance else 0.0

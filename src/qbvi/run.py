@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ Floats = NDArray[np.float64]
 
 _DARKEST = 10  # steps in a row without one finite value after which to give up
 _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
+_SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
+_MOST_SECOND_LOOKS = 5
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
 
@@ -58,6 +61,17 @@ class _Turn(NamedTuple):
     left: Array
     reached: Array
     info: Info
+
+
+class _Look(NamedTuple):
+    """Fresh draws from a q, and what the function says there."""
+
+    q: Array
+    z: Floats  # (n, d) the standard normals they were made from
+    theta: Array  # (n, d)
+    values: list[Values]  # one for all of them or, with mini-batches, one for each of as many groups
+    h: Floats  # (groups, n / groups) residuals
+    failed: float  # share of the draws at which the function failed
 
 
 class _Kept(NamedTuple):
@@ -92,6 +106,8 @@ class Run:
         self._notes: tuple[str, ...] = ()
         self._dark = 0  # steps in a row without one finite value
         self._kept: _Kept | None = None
+        self._look: _Look | None = None  # the newest look with fresh draws at a q that seemed to have settled
+        self._second_looks = 0
         self._start = time.perf_counter()
 
     def __call__(self, init: Any, progress: Progress) -> Fit:
@@ -121,7 +137,7 @@ class Run:
             progress.update(self._history)
             asked = self._called_back(turn)
             stop = self._stop() or asked
-            if stop:
+            if stop and not (stop.converged and self._goes_on(turn.reached)):
                 return turn.reached, stop
             _check_domain(turn)
         msg = "the turns never end by themselves"
@@ -137,13 +153,29 @@ class Run:
         """Yield each step after it was made, for ever: ask, evaluate, tell."""
         state = self.algorithm.init(self.family, q)
         while True:
-            theta = self.algorithm.ask(self.family, state, self._draws)
-            values = self._evaluate(theta, self._rows)
+            theta, values = self._asked(state)
             left = state.q
             with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
                 state, info = self.algorithm.tell(self.family, self._eta, state, theta, values)
             self._notes = self.algorithm.notes(state)
             yield _Turn(left, state.q, info)
+
+    def _asked(self, state: Any) -> tuple[Array, Values]:
+        """What the method asks for, or the fresh draws that have just contradicted it."""
+        if self._look is not None and self._look.q is state.q:
+            return self._look.theta, self._look.values[0]
+        theta = self.algorithm.ask(self.family, state, self._draws)
+        return theta, self._evaluate(theta, self._rows)
+
+    def _goes_on(self, q: Array) -> bool:
+        """Whether fresh draws from a q that seemed to have settled speak against it; they are then told to the method."""
+        fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
+        can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._second_looks < _MOST_SECOND_LOOKS
+        if not can_go_on or self._left() < 3 * fresh:
+            return False
+        self._look = look = self._look_at(q, fresh)
+        self._second_looks += 1
+        return not look.failed and still_to_gain(self.family, look.z, look.h[0], *_SUSPICION) > 0
 
     def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:
         points = self.model.constrain(theta)
@@ -206,19 +238,34 @@ class Run:
 
     def _finish(self, kept: _Kept, stop: Stop) -> Fit:
         """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""
-        n = self.algorithm.fresh_draws(self.black_box.n_evals)
-        if self.budget.max_evals is not None:
-            n = min(n, self.budget.max_evals - self.black_box.n_evals)
-        if n < 2:
-            return self._freeze(kept, stop)
-        groups = min(10, n // 2) if self.batches is not None and self.batches.is_partial else 1
+        look = self._look
+        if look is None or look.q is not kept.q:
+            n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
+            if n < 2:
+                return self._freeze(kept, stop)
+            look = self._look_at(kept.q, n)
+        if stop.converged and len(look.h) == 1 and not look.failed:
+            stop = self._contradicted(stop, still_to_gain(self.family, look.z, look.h[0]))
+        return self._freeze(_Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
+
+    def _look_at(self, q: Array, n: int) -> _Look:
+        groups = min(10, n // 2) if self._is_partial else 1
         failed = len(self.black_box.failures)
         z = Independent().normal(self._fresh, groups * (n // groups), self.family.dim)
-        h = np.stack([self._fresh_residuals(kept.q, part) for part in np.split(z, groups)])
-        share = (len(self.black_box.failures) - failed) / h.size
-        if stop.converged and groups == 1 and not share:
-            stop = self._contradicted(stop, still_to_gain(self.family, z, h[0]))
-        return self._freeze(_Kept(kept.q, h), self._doubted(stop, h, share))
+        theta = self.family.transport(q, z)
+        parts = np.split(np.arange(len(z)), groups)
+        values = [self._evaluate(theta[rows], self._fresh) for rows in parts]
+        h = [self.family.residual(q, theta[rows], v.log_joint) for rows, v in zip(parts, values, strict=True)]
+        share = (len(self.black_box.failures) - failed) / len(z)
+        return _Look(q, z, theta, values, np.stack([to_numpy(row) for row in h]), share)
+
+    def _left(self) -> float:
+        """Evaluations left of the budget."""
+        return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
+
+    @property
+    def _is_partial(self) -> bool:
+        return self.batches is not None and self.batches.is_partial
 
     def _contradicted(self, stop: Stop, gain: float) -> Stop:
         if not gain:
@@ -235,10 +282,6 @@ class Run:
         return Stop(
             False, f"fresh draws put the bound at {mean:.4g}, below the {said:.4g} of the fit: more draws are needed"
         )
-
-    def _fresh_residuals(self, q: Array, z: Floats) -> Floats:
-        theta = self.family.transport(q, z)
-        return to_numpy(self.family.residual(q, theta, self._evaluate(theta, self._fresh).log_joint))
 
     def _freeze(self, kept: _Kept, stop: Stop) -> Fit:
         h = np.atleast_2d(kept.h)

@@ -14,7 +14,8 @@ from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
 from qbvi.families.base import Family
 from qbvi.random import orthogonal_pairs
-from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System
+from qbvi.regression.correction import LeftOutDraws, corrected
+from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System, leave_pairs_out
 from qbvi.regression.trust_region import Step, cost_of_error, take_step
 from qbvi.stopping import GapBelow, Rule
 
@@ -27,7 +28,8 @@ _TWICE = 4  # points of the first batch that are asked for twice
 _FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
 _CREDIBLE = 5.0  # standard errors of the plain mean within which the surrogate's bound is believed
 _MARGIN = 2.5  # on the predicted gap, which is an expectation: most fits are to end below it
-_ALIKE = 0.2  # density of q relative to that of the past draws, above which a point counts as drawn from q
+_ALIKE = 0.2  # density of q relative to that of the past draws, above which a pair is always accepted as drawn from q
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval evenly, whatever part of them is looked at
 
 
 class _Past(NamedTuple):
@@ -165,7 +167,10 @@ class Regression:
             else:
                 state = state._replace(radius=_new_radius(known.surrogate, state))
         step = take_step(known.surrogate, family, state.radius)
-        gap = self._predicted_gap(family, known, step)
+        repeated = _repeated(family, state, step)
+        if repeated < 0:  # back and forth: the zero between two steps of opposite sign, by the secant rule
+            step = take_step(known.surrogate, family, state.radius, longest=1 / (1 - repeated))
+        gap = max(self._predicted_gap(family, known, step), _creep(step, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
     def _predicted_gap(self, family: Family, known: _Known, step: Step) -> float:
@@ -233,19 +238,29 @@ class _Known(NamedTuple):
 
 
 def _choose(family: Family, state: State) -> _Chosen:
-    """The points that tell something about q: near enough, and only those drawn from its like once they suffice."""
+    """The points that tell something about q: near enough, and once draws like q's suffice, only a sample of those."""
     z = family.whiten(state.q, state.theta)
     squares = np.sum(z**2, axis=1)
     density = family.log_prob(state.q, state.theta) - state.crowd + math.log(len(state.y))
     d, k = family.dim, family.dim * (family.dim + 3) // 2
     rows = np.flatnonzero(np.isfinite(state.y) & (squares < _FAR * (d + 2)))
-    alike = rows[density[rows] > math.log(_ALIKE)]
-    if np.sum(np.exp(np.minimum(density[alike], 0))) > 2 * k:
-        rows = alike
-    if len(rows) > state.most:  # the most like q's, newest first
-        order = np.argsort(-np.minimum(density[rows], 0)[::-1], kind="stable")[: state.most]
-        rows = np.sort(rows[len(rows) - 1 - order])
+    if np.sum(np.exp(np.minimum(density[rows], 0))) > 2 * k or len(rows) > state.most:
+        rows, accepted = _thinned(rows, density, state.most)
+        return _Chosen(rows, z[rows], squares[rows], density[rows] - accepted)
     return _Chosen(rows, z[rows], squares[rows], density[rows])
+
+
+def _thinned(rows: NDArray[np.int64], density: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
+    """Accept mirror pairs in proportion to their density, as rejection sampling does; also the log of each one's chance.
+
+    Leaving out what is unlike q instead would cut its tails off. A pair keeps its lot, so that the choice changes little as q moves.
+    """
+    pair = rows // 2
+    mean_density = np.logaddexp(density[2 * pair], density[np.minimum(2 * pair + 1, len(density) - 1)]) - math.log(2)
+    lot = np.log((pair * _GOLDEN) % 1.0 + 1e-12) - mean_density
+    limit = min(-math.log(_ALIKE), float(np.partition(lot, most - 1)[most - 1]) if len(rows) > most else math.inf)
+    accepted = lot <= limit
+    return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)
 
 
 def _fit(family: Family, state: State) -> _Known:
@@ -264,7 +279,10 @@ def _fit(family: Family, state: State) -> _Known:
     order, m = _newest_last(family, state, rows)
     system = System(Points(chosen.z[order], h[order], growth[order], rows[order][-m:] // 2, floor))
     hyper = system.search(state.hyper, _plan(len(rows), len(state.past)))
-    return _Known(system, system.posterior(hyper, family), np.exp(np.minimum(chosen.log_density[order], 0)))
+    weights = np.exp(np.minimum(chosen.log_density[order], 0))
+    left_out = leave_pairs_out(system.solve(hyper), rows[order][-m:] // 2)
+    draws = LeftOutDraws(chosen.z[order][-m:], left_out.residuals, weights[-m:], rows[order][-m:] // 2)
+    return _Known(system, corrected(system.posterior(hyper, family), draws), weights)
 
 
 def _checked(known: _Known, h: Floats) -> _Known:
@@ -316,6 +334,25 @@ def _divergence(family: Family, q: Array, other: Array) -> float:
     back = family.whiten(q, family.transport(other, frame))
     spread = sum(float(np.sum((seen[1:] - seen[0]) ** 2)) for seen in (there, back))
     return spread - 2 * family.dim + float(np.sum(there[0] ** 2) + np.sum(back[0] ** 2))
+
+
+def _repeated(family: Family, state: State, step: Step) -> float:
+    """Share of the last step that this one repeats; negative where it goes back."""
+    if state.before is None:
+        return 0.0
+    frame = np.concatenate([np.zeros((1, family.dim)), np.eye(family.dim)])
+    was = family.whiten(state.q, family.transport(state.before.q, frame))  # the last q, as the present one sees it
+    axes = was[1:] - was[0]
+    shift, growth = -was[0], np.eye(family.dim) - axes.T @ axes
+    length = float(shift @ shift + 0.5 * np.sum(growth**2))
+    along = float(step.shift @ shift + 0.5 * np.sum(step.growth * growth))
+    return along / length if length > 0 else 0.0
+
+
+def _creep(step: Step, repeated: float) -> float:
+    """Nats to be gained if this goes on, each step the same share of the one before: where the function flattens out, a step sees no further."""
+    share = min(max(repeated, 0.0), 0.9)
+    return step.kl * (share / (1 - share)) ** 2
 
 
 def _is_worse(surrogate: Surrogate, before: _Before) -> bool:

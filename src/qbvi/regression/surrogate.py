@@ -97,17 +97,19 @@ class System:
         self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
         self._kernels, self._features = kernels(points.z), free_features(points.z)
+        # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
+        self._bounds = _BOUNDS if points.z.shape[1] > 1 else _BOUNDS_ON_A_LINE
 
     def search(self, start: Hyper, plan: Search) -> Hyper:
         """Variances that predict left-out pairs best: a pattern search over logarithms, no derivatives to go wrong."""
-        starts = [np.clip(np.log(x), *_BOUNDS.T) for x in (start, *(_CORNERS if plan.restart else ()))]
+        starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(_CORNERS if plan.restart else ()))]
         values = [self._badness(x) for x in starts]
         x, best, used = starts[int(np.argmin(values))], min(values), len(values)
         stride = np.array([0.7, 2.3, 2.3])
         while used < plan.tries and stride.max() > 0.4:
             before = best
             for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
-                for trial in _up_and_down(x, int(i), stride[i])[: max(plan.tries - used, 0)]:
+                for trial in self._up_and_down(x, int(i), stride[i])[: max(plan.tries - used, 0)]:
                     value, used = self._badness(trial), used + 1
                     if value < best - 1e-3:
                         best, x = value, trial
@@ -120,8 +122,8 @@ class System:
         """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
         limit, bold = self._misfit(hyper) + _SLACK, hyper
         for _ in range(10):
-            trial = bold._replace(quadratic=10 * bold.quadratic)
-            if self._misfit(trial) > limit:
+            trial = bold._replace(quadratic=min(10 * bold.quadratic, float(np.exp(self._bounds[1, 1]))))
+            if trial == bold or self._misfit(trial) > limit:
                 break
             bold = trial
         return bold
@@ -173,6 +175,10 @@ class System:
     def _badness(self, x: Floats) -> float:
         return self._misfit(Hyper(*np.exp(x))) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
 
+    def _up_and_down(self, x: Floats, i: int, stride: float) -> list[Floats]:
+        moved = (np.clip(x[i] + sign * stride, *self._bounds[i]) for sign in (1, -1))
+        return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
+
     def _scale(self, left_out: LeftOut, hyper: Hyper) -> float:
         """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
         return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
@@ -190,7 +196,7 @@ class Solved(NamedTuple):
 class LeftOut(NamedTuple):
     """How well left-out pairs are predicted from all other points."""
 
-    residuals: Floats  # (m,)
+    residuals: Floats  # (m,) in the order of the points
     even: float  # mean square of the part that a pair has in common
     odd: float  # and of the part that changes sign
     square: float  # their sum of squares in units of their own variances
@@ -219,8 +225,10 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
     even = np.where(both, 0.5 * (e1 + e2), e1 / np.sqrt(2))
     odd = np.where(both, 0.5 * (e1 - e2), e1 / np.sqrt(2))
+    residuals = np.empty(m)
+    residuals[second[both]], residuals[first] = e2[both], e1
     return LeftOut(
-        np.r_[e1, e2[both]],
+        residuals,
         float(np.mean(even**2)),
         float(np.mean(odd**2)),
         float(a1 @ e1 + a2 @ e2),
@@ -235,14 +243,10 @@ def _projected_sum(solved: Solved, kernel: Floats) -> float:
 
 
 _BOUNDS = np.log([[0.02, 2.0], [1e-6, 1e12], [1e-10, 1e4]])
+_BOUNDS_ON_A_LINE = np.log([[0.02, 2.0], [1e-6, 1e-6], [1e-10, 1e4]])
 _CORNERS = (Hyper(0.3, 1.0, 1.0), Hyper(0.3, 1e3, 1e-4))  # where a search that went astray can start anew
 _WEAK_PRIOR = np.log([0.3, 1e2, 1e-2]), np.array([1.0, 6.0, 4.0])  # centre and width of each logarithm
 _SLACK = 4.0  # in minus twice the log predictive density: two standard deviations
-
-
-def _up_and_down(x: Floats, i: int, stride: float) -> list[Floats]:
-    moved = (np.clip(x[i] + sign * stride, *_BOUNDS[i]) for sign in (1, -1))
-    return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
 
 
 def _cholesky(covariance: Floats) -> Floats:

@@ -38,14 +38,20 @@ class Step:
     left_behind: float  # nats of directions too soft to be trusted to their end
     is_bound: bool  # whether something held it back
 
+    @property
+    def growth(self) -> Floats:
+        """Change of the whitened covariance (d, d)."""
+        change: Floats = (self.axes * (1 / self.precision - 1)) @ self.axes.T
+        return change
+
     def apply(self, family: Family, q: Array) -> Array:
         """The member it leads to."""
         root = np.sqrt(self.precision)
         return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
 
 
-def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
-    """The longest step whose KL is within ``radius`` and whose gain is believable.
+def take_step(surrogate: Surrogate, family: Family, radius: float, longest: float = 1.0) -> Step:
+    """The longest step, up to the share ``longest`` of the whole, whose KL is within ``radius`` and whose gain is believable.
 
     Believable: the standard deviation of what degrees three and four do at the new place is below the gain. The mean follows all of
     C; the precision what the family can follow of it, and no variance grows by more than the error of C warrants.
@@ -65,7 +71,7 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
         # Soft directions that were not trusted to their end leave something behind.
         soft = np.maximum(1 - c, _SOFTEST)
         left_behind = 0.5 * float(np.sum(soft * (b / stiffness - b / soft) ** 2))
-        is_bound = beta < 1 or bool(np.min(1 - r) < smallest) or bool(np.max(c) >= 1)
+        is_bound = beta < longest or bool(np.min(1 - r) < smallest) or bool(np.max(c) >= 1)
         return Step(mean_axes @ shift, axes, precision, beta, kl, gain, left_behind, is_bound)
 
     def is_allowed(step: Step) -> bool:
@@ -73,7 +79,7 @@ def take_step(surrogate: Surrogate, family: Family, radius: float) -> Step:
         doubt = np.sqrt(max(surrogate.scale * (tail_variance(reach, d, surrogate.hyper.omega) - 1), 0.0))
         return step.kl <= radius and (doubt <= step.gain or reach < 1.5 * d)
 
-    return _longest(at, is_allowed)
+    return _longest(at, is_allowed, longest)
 
 
 class Cost(NamedTuple):
@@ -90,11 +96,11 @@ def cost_of_error(surrogate: Surrogate) -> Cost:
     return Cost(0.5 * float(np.sum(along / np.maximum(1 - c, _SOFTEST))), 0.5 * surrogate.quadratic_variance)
 
 
-def _longest(at: Callable[[float], Step], is_allowed: Callable[[Step], bool]) -> Step:
-    step = at(1.0)
+def _longest(at: Callable[[float], Step], is_allowed: Callable[[Step], bool], longest: float) -> Step:
+    step = at(longest)
     if is_allowed(step):
         return step
-    low, high = 0.0, 1.0
+    low, high = 0.0, longest
     for _ in range(30):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
