@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 
 
 def members(xp, rng):
@@ -17,5 +17,5 @@ FAMILIES = {
     "full-1": Gaussian(1),
     "full-4": Gaussian(4),
     "diagonal-3": DiagonalGaussian(3),
-    "blocks": Product((Gaussian(2), DiagonalGaussian(1), Gaussian(2)), ((3, 0), (4,), (1, 2))),
+    "blocks": GaussianProduct((Gaussian(2), DiagonalGaussian(1), Gaussian(2)), ((3, 0), (4,), (1, 2))),
 }

@@ -6,7 +6,7 @@ import scipy.stats
 
 from laws import FAMILIES, members
 from qbvi.arrays import pack_symmetric, to_numpy, unpack_symmetric
-from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 
 NAMES = list(FAMILIES)
@@ -132,7 +132,7 @@ def test_embed_carries_a_quadratic_form(case, rng, xp):
     np.testing.assert_allclose(to_numpy(family.statistics(xp.asarray(theta)) @ eta), expected, rtol=1e-10)
 
 
-@pytest.mark.parametrize("family", [DiagonalGaussian(2), Product((Gaussian(1), Gaussian(1)), ((0,), (1,)))])
+@pytest.mark.parametrize("family", [DiagonalGaussian(2), GaussianProduct((Gaussian(1), Gaussian(1)), ((0,), (1,)))])
 def test_embed_says_when_a_family_cannot_carry_a_coupling(family):
     coupled = np.array([[2.0, 1.0], [1.0, 2.0]])
     assert family.embed(np.zeros(2), coupled) is None
@@ -224,11 +224,11 @@ def test_packing_keeps_inner_products(rng, xp):
 
 
 def test_a_product_of_one_block_is_that_block(rng):
-    one, product = Gaussian(3), Product((Gaussian(3),), ((0, 1, 2),))
+    one, product_ = Gaussian(3), GaussianProduct((Gaussian(3),), ((0, 1, 2),))
     cov = np.cov(rng.standard_normal((3, 9)))
-    np.testing.assert_allclose(product.cov(product.from_moments(np.ones(3), cov)), cov, rtol=1e-12)
+    np.testing.assert_allclose(product_.cov(product_.from_moments(np.ones(3), cov)), cov, rtol=1e-12)
     update = 0.01 * rng.standard_normal(one.size)
-    moves = [ExponentialMap()(family, family.from_moments(np.ones(3), cov), update)[0] for family in (one, product)]
+    moves = [ExponentialMap()(family, family.from_moments(np.ones(3), cov), update)[0] for family in (one, product_)]
     np.testing.assert_array_equal(*moves)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oracles import gaussian_kl
-from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.hermite import free_features, kernels, tail_variance
 from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System, leave_pairs_out
@@ -37,7 +37,7 @@ def test_tail_variance_is_the_diagonal_of_the_tail_kernel(rng):
 
 
 @pytest.mark.parametrize(
-    "family", [Gaussian(3), DiagonalGaussian(3), Product((Gaussian(2), Gaussian(1)), ((0, 2), (1,)))], ids=["full", "diagonal", "blocks"]
+    "family", [Gaussian(3), DiagonalGaussian(3), GaussianProduct((Gaussian(2), Gaussian(1)), ((0, 2), (1,)))], ids=["full", "diagonal", "blocks"]
 )  # fmt: skip
 def test_the_quadratic_kernel_holds_the_features_that_a_family_follows(rng, family):
     z = rng.standard_normal((5, 3))

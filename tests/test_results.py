@@ -21,7 +21,7 @@ from qbvi.distributions import (
     Uniform,
 )
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Row, Summary, Trace
 from qbvi.supports import Bijection, Interval, Ordered
@@ -111,7 +111,7 @@ class TestMoments:
 
     @pytest.mark.parametrize(
         "family",
-        [DiagonalGaussian(3), Product((Gaussian(1), Gaussian(2)), ((2,), (0, 1)))],
+        [DiagonalGaussian(3), GaussianProduct((Gaussian(1), Gaussian(2)), ((2,), (0, 1)))],
         ids=["diagonal", "blocks"],
     )
     def test_other_families(self, family):

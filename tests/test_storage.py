@@ -23,7 +23,7 @@ from qbvi.distributions import (
     Uniform,
 )
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
 from qbvi.storage import load, save
@@ -47,7 +47,7 @@ def make_fit(prior=None, kind="full", **changes):
     families = {
         "full": Gaussian(d),
         "diagonal": DiagonalGaussian(d),
-        "blocks": Product((Gaussian(d - half), DiagonalGaussian(half)), (tuple(range(half, d)), tuple(range(half)))),
+        "blocks": GaussianProduct((Gaussian(d - half), DiagonalGaussian(half)), (tuple(range(half, d)), tuple(range(half)))),
     }
     factor = rng.normal(size=(d, d)) / 3
     q = families[kind].from_moments(rng.normal(size=d), factor @ factor.T + np.eye(d) / 9)

@@ -6,8 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-from qbvi.families.base import Family
-
 __all__ = ["objection_to", "pareto_khat", "still_to_gain"]
 
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
@@ -63,12 +61,12 @@ def objection_to(khat: float, h: NDArray[np.float64]) -> str:
 
 
 def still_to_gain(
-    family: Family, z: NDArray[np.float64], h: NDArray[np.float64], worth: float = 0.05, chance: float = 1e-4
+    features: NDArray[np.float64], h: NDArray[np.float64], worth: float = 0.05, chance: float = 1e-4
 ) -> float:
     """Nats that a step would still gain, as far as independent draws from q prove it beyond chance; zero where they do not.
 
-    At the best member of a family the residual ``h`` is uncorrelated with the linear and quadratic functions of the whitened draws
-    ``z`` that the family follows. Least squares of ``h`` on them, with a variance that allows for unequal noise, tests just that; it
+    At the best member of a family the residual ``h`` (n,) is uncorrelated with the ``features`` (n, k), its statistics made orthonormal under q
+    (`Family.features`). Least squares of ``h`` on them, with a variance that allows for unequal noise, tests just that; it
     needs four draws for each coefficient and says nothing with fewer. Gains below ``worth`` nats are not told; ``chance`` is that of a false
     alarm, were the draws Gaussian.
 
@@ -76,17 +74,16 @@ def still_to_gain(
     --------
     >>> import numpy as np
     >>> from qbvi.families import Gaussian
-    >>> z = np.random.default_rng(1).standard_normal((200, 1))
-    >>> round(still_to_gain(Gaussian(1), z, 0.5 * z[:, 0]), 3)
+    >>> z, family = np.random.default_rng(1).standard_normal((200, 1)), Gaussian(1)
+    >>> features = family.features(family.start(np.zeros(1), np.ones(1)), z)
+    >>> round(still_to_gain(features, 0.5 * z[:, 0]), 3)
     0.125
     """
-    n, d = z.shape
-    rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
-    if n < 4 * (1 + d + len(rows)):
+    n, k = features.shape
+    if n < 4 * (1 + k):
         return 0.0
-    scales = np.where(rows == columns, np.sqrt(0.5), 1.0)
-    design = np.column_stack([np.ones(n), z, scales * (z[:, rows] * z[:, columns] - (rows == columns))])
-    inverse = np.linalg.inv(design.T @ design)
+    design = np.column_stack([np.ones(n), features])
+    inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     w = inverse @ (design.T @ h)
     spread = (design * ((h - design @ w) / (1 - np.sum(design @ inverse * design, axis=1)))[:, None]) @ inverse
     cov, w = (spread.T @ spread)[1:, 1:], w[1:]

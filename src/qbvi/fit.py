@@ -9,7 +9,7 @@ import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
 from qbvi.evaluate import Batches, BlackBox
-from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Family, Gaussian, product
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.progress import Progress
@@ -140,7 +140,7 @@ def choose_family(family: str | Groups, model: Model) -> Family:
     if counted != list(range(model.dim)):
         msg = f"`family` must name each of the {model.dim} coordinates in exactly one group, got groups {columns}"
         raise ValueError(msg)
-    return Product(tuple(Gaussian(len(group)) for group in columns), tuple(columns))
+    return product(tuple(Gaussian(len(group)) for group in columns), tuple(columns))
 
 
 def _columns(member: str | int, model: Model) -> list[int]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
+from qbvi.families import DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
 from qbvi.supports import UserDefinedError
@@ -181,7 +181,7 @@ def _family_spec(family: Family) -> dict[str, Any]:
 def _family_from_spec(spec: Mapping[str, Any]) -> Family:
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
-        return Product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
+        return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
     return {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian}[spec["kind"]](spec["dim"])
 
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace
 
-__all__ = ["Curve", "Family"]
+__all__ = ["Advance", "Curve", "Family", "GaussianFamily"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
 r"""How far a step goes along each whitened direction of curvature: eigenvalues ``c`` of the change to ``(rho, t)``.
 
 ``rho(c)`` replaces ``1 - c`` as the factor of the precision, ``t`` scales the move of the mean; see `qbvi.steps`.
 """
+
+
+class Advance(NamedTuple):
+    """A step along a natural gradient, and what it is worth."""
+
+    q: Array  # the member it leads to
+    kl: Array  # KL(new || old)
+    gain: Array  # rise of the bound, if the function is what its coefficients say
+    is_inside: bool  # whether it stays in the domain; if not, q is the old member
 
 
 class Family(ABC):
@@ -48,10 +58,6 @@ class Family(ABC):
     @abstractmethod
     def transport(self, q: Array, z: Array) -> Array:
         """Turn standard normal draws ``z (n, d)`` into draws from ``q``."""
-
-    @abstractmethod
-    def whiten(self, q: Array, theta: Array) -> Array:
-        """Undo `transport`: draws ``theta (n, d)`` as standard normals."""
 
     @abstractmethod
     def log_prob(self, q: Array, theta: Array) -> Array:
@@ -101,8 +107,25 @@ class Family(ABC):
         """Variance under q of each entry of `score` (k,): the diagonal of I(lam)^-1."""
 
     @abstractmethod
-    def embed(self, linear: Array, precision: Array) -> Array | None:
-        """Natural coordinates of ``linear . u - u' precision u / 2``, or None where the family cannot carry it."""
+    def features(self, q: Array, theta: Array) -> Array:
+        """Statistics that are orthonormal under q, as many as there are natural parameters: (n, d) -> (n, k)."""
+
+    @abstractmethod
+    def coordinates(self, q: Array, theta: Array) -> Array:
+        """Whitened coordinates, of mean zero and unit covariance under q: (n, d) -> (n, n_whitened)."""
+
+    @property
+    @abstractmethod
+    def n_whitened(self) -> int:
+        """Number of whitened coordinates."""
+
+    @abstractmethod
+    def advance(self, q: Array, w: Array, beta: float) -> Advance:
+        """Move by ``beta`` along the natural gradient of the mean of ``features . w``."""
+
+    @abstractmethod
+    def log_base(self, theta: Array) -> Array:
+        """Log of the base measure h at each draw, up to a constant: (n, d) -> (n,)."""
 
     @abstractmethod
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
@@ -118,6 +141,40 @@ class Family(ABC):
 
         An update whose whitened entries exceed ``limit`` is shortened to it.
         """
+
+    @abstractmethod
+    def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
+        """Move the textbook parameters instead (paper, Appendix C, ii-b), at most ``delta`` of the way to the boundary."""
+
+    @abstractmethod
+    def euclidean(self, q: Array, direction: Array) -> Array:
+        """Turn a natural gradient into the Euclidean gradient of the textbook parameters (paper, Appendix C, iii)."""
+
+    def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
+        """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
+        return log_joint - self.log_prob(q, theta)
+
+    def kl(self, q: Array, other: Array) -> Array:
+        r"""KL(q || other).
+
+        .. math:: \mathrm{KL} = (\lambda - \lambda') \cdot m - A(\lambda) + A(\lambda')
+        """
+        xp = array_namespace(q, other)
+        lam, lam_other = self.natural(q), self.natural(other)
+        gap = xp.sum((lam - lam_other) * self.mean_parameter(q))
+        return gap - self.log_normaliser(lam) + self.log_normaliser(lam_other)
+
+
+class GaussianFamily(Family):
+    """Gaussians: draws can be whitened, and what the function does in whitened coordinates moves mean and covariance."""
+
+    @abstractmethod
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """Undo `transport`: draws ``theta (n, d)`` as standard normals."""
+
+    @abstractmethod
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """Natural coordinates of ``linear . u - u' precision u / 2``, or None where the family cannot carry it."""
 
     @abstractmethod
     def restrict(self, curvature: Array) -> Array:
@@ -136,16 +193,15 @@ class Family(ABC):
         """Number of quadratic features that the family follows."""
         return self.size - self.dim
 
-    def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
-        """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
-        return log_joint - self.log_prob(q, theta)
+    @property
+    def n_whitened(self) -> int:
+        """As many as there are coordinates."""
+        return self.dim
 
-    def kl(self, q: Array, other: Array) -> Array:
-        r"""KL(q || other).
+    def coordinates(self, q: Array, theta: Array) -> Array:
+        """The standard normals."""
+        return self.whiten(q, theta)
 
-        .. math:: \mathrm{KL} = (\lambda - \lambda') \cdot m - A(\lambda) + A(\lambda')
-        """
-        xp = array_namespace(q, other)
-        lam, lam_other = self.natural(q), self.natural(other)
-        gap = xp.sum((lam - lam_other) * self.mean_parameter(q))
-        return gap - self.log_normaliser(lam) + self.log_normaliser(lam_other)
+    def log_base(self, theta: Array) -> Array:
+        """Zero: the base measure is constant."""
+        return 0.0 * theta[:, 0]

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device, pack_symmetric, unpack_symmetric
-from qbvi.families.base import Curve, Family
+from qbvi.families.base import Advance, Curve, GaussianFamily
 
 __all__ = ["DiagonalGaussian", "Gaussian"]
 
 _LOG_2PI = math.log(2 * math.pi)
+_SQRT_HALF = math.sqrt(0.5)
 
 
 class _Opened(NamedTuple):
@@ -25,7 +26,7 @@ class _Opened(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Gaussian(Family):
+class Gaussian(GaussianFamily):
     """N(mu, S) with full covariance, kept as mu, a factor L of S = L L' and K = L^-1.
 
     Examples
@@ -202,6 +203,37 @@ class Gaussian(Family):
         inverse = xp.linalg.inv(factor / diagonal[:, None]) / diagonal[None, :]
         return _close(_Opened(mu + t * (L @ b), factor, _refined(inverse, factor)))
 
+    def features(self, q: Array, theta: Array) -> Array:
+        """(z, (z_i^2 - 1) / sqrt 2, z_i z_j): (n, d) -> (n, k)."""
+        xp = array_namespace(q, theta)
+        z = self.whiten(q, theta)
+        eye = xp.eye(self.dim, dtype=q.dtype, device=device(q))
+        return xp.concat([z, pack_symmetric(z[:, :, None] * z[:, None, :] - eye) * _SQRT_HALF], axis=-1)
+
+    def advance(self, q: Array, w: Array, beta: float) -> Advance:
+        """Whitened precision I - beta C and mean beta (I - beta C)^-1 b, for the coefficients ``w`` = (b, C)."""
+        xp = array_namespace(q, w)
+        c, U = xp.linalg.eigh(unpack_symmetric(w[self.dim :], self.dim) / _SQRT_HALF)
+        b = U.T @ w[: self.dim]
+        precision = 1 - beta * c
+        if not bool(xp.min(precision) > 0):
+            return Advance(q, xp.inf, -xp.inf, False)
+        root = xp.sqrt(precision)
+        q_new = self.deform(q, U @ (beta * b / precision), (U / root) @ U.T, (U * root) @ U.T)
+        return _advanced(q_new, b, c, beta)
+
+    def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
+        """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
+        return self.move(q, update, _bounded(delta))[0]
+
+    def euclidean(self, q: Array, direction: Array) -> Array:
+        r"""Gradients :math:`L^{-T} b` of the mean and :math:`\tfrac12 L^{-T} C L^{-1}` of the covariance, as a direction of the natural parameter."""
+        mu, _, K = self._open(q)
+        b, C = self._whitened(q, direction)
+        metric = K @ K.T
+        change = 0.25 * (K.T @ metric @ C @ metric @ K)
+        return array_namespace(q).concat([K.T @ (metric @ b) - 2 * change @ mu, pack_symmetric(change)])
+
     def restrict(self, curvature: Array) -> Array:
         """All of it."""
         return curvature
@@ -244,7 +276,7 @@ class Gaussian(Family):
 
 
 @dataclass(frozen=True)
-class DiagonalGaussian(Family):
+class DiagonalGaussian(GaussianFamily):
     """N(mu, diag(s^2)), kept as mu and s.
 
     Examples
@@ -382,6 +414,32 @@ class DiagonalGaussian(Family):
         t = limit / xp.maximum(xp.max(xp.abs(c)), limit * xp.ones_like(c[0]))
         return xp.concat([mu + t * s**2 * force, s * xp.exp(0.5 * t * c)])
 
+    def features(self, q: Array, theta: Array) -> Array:
+        """(z, (z^2 - 1) / sqrt 2): (n, d) -> (n, 2 d)."""
+        z = self.whiten(q, theta)
+        return array_namespace(q, theta).concat([z, _SQRT_HALF * (z**2 - 1)], axis=-1)
+
+    def advance(self, q: Array, w: Array, beta: float) -> Advance:
+        """As `Gaussian.advance`, on the vector of diagonals."""
+        xp = array_namespace(q, w)
+        b, c = w[: self.dim], w[self.dim :] / _SQRT_HALF
+        precision = 1 - beta * c
+        if not bool(xp.min(precision) > 0):
+            return Advance(q, xp.inf, -xp.inf, False)
+        mu, s = self._open(q)
+        return _advanced(xp.concat([mu + s * beta * b / precision, s / xp.sqrt(precision)]), b, c, beta)
+
+    def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
+        """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
+        return self.move(q, update, _bounded(delta))[0]
+
+    def euclidean(self, q: Array, direction: Array) -> Array:
+        """As `Gaussian.euclidean`, element-wise."""
+        mu, s = self._open(q)
+        force, change = self._split(q, direction)
+        scaled = 0.5 * change / s**4
+        return array_namespace(q).concat([force / s**2 - 2 * scaled * mu, scaled])
+
     def restrict(self, curvature: Array) -> Array:
         """Its diagonal."""
         xp = array_namespace(curvature)
@@ -404,6 +462,27 @@ class DiagonalGaussian(Family):
     def _split(self, q: Array, direction: Array) -> tuple[Array, Array]:
         change = direction[self.dim :]
         return direction[: self.dim] + 2 * change * self.mean(q), change
+
+
+def _advanced(q: Array, b: Array, c: Array, beta: float) -> Advance:
+    """KL and gain of a step in whitened coordinates, along the eigenvectors of C."""
+    xp = array_namespace(q)
+    precision = 1 - beta * c
+    shift, growth = beta * b / precision, beta * c / precision  # of the mean, and 1 / precision - 1
+    kl = 0.5 * xp.sum(growth + xp.log(precision) + shift**2)
+    lift = xp.sum(b * shift + 0.5 * c * (shift**2 + growth))
+    return Advance(q, kl, lift - kl, True)
+
+
+def _bounded(delta: float) -> Curve:
+    """At most the share ``delta`` of the way to a singular precision."""
+
+    def curve(c: Array) -> tuple[Array, Array]:
+        xp = array_namespace(c)
+        t = delta / xp.maximum(xp.max(c), delta * xp.ones_like(c[0]))
+        return 1 - t * c, t
+
+    return curve
 
 
 def _refined(inverse: Array, factor: Array) -> Array:

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from qbvi.arrays import Array, array_namespace, device
-from qbvi.families.base import Curve, Family
+from qbvi.families.base import Advance, Curve, Family, GaussianFamily
 
-__all__ = ["Product"]
+__all__ = ["GaussianProduct", "Product", "product"]
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,6 @@ class Product(Family):
     def transport(self, q: Array, z: Array) -> Array:
         """Turn standard normal draws into draws from every factor."""
         return self._columnwise(lambda f, part, block: f.transport(part, block), q, z)
-
-    def whiten(self, q: Array, theta: Array) -> Array:
-        """Undo `transport`."""
-        return self._columnwise(lambda f, part, block: f.whiten(part, block), q, theta)
 
     def log_prob(self, q: Array, theta: Array) -> Array:
         """Sum over the factors: (n, d) -> (n,)."""
@@ -119,13 +115,6 @@ class Product(Family):
         """Variances of the factors' scores, end to end."""
         return self._join([f.score_variance(part) for f, part in zip(self.factors, self._open(q), strict=True)])
 
-    def embed(self, linear: Array, precision: Array) -> Array | None:
-        """Embed block by block; None where the quadratic form couples two factors."""
-        if precision.ndim == 2 and self._couples(precision):
-            return None
-        parts = [f.embed(self._pick(linear, c), self._block(precision, c)) for f, c in self._parts()]
-        return None if any(part is None for part in parts) else self._join(parts)
-
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
         """Scale the parts of a direction, factor by factor."""
         parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
@@ -142,6 +131,103 @@ class Product(Family):
         """Move the Cholesky factor of every factor."""
         parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
         return self._join([f.move_factor(part, change, limit) for f, part, change in parts])
+
+    def features(self, q: Array, theta: Array) -> Array:
+        """Features of the factors, end to end: (n, d) -> (n, k)."""
+        return self._join(self._by_factor(lambda f, part, block: f.features(part, block), q, theta))
+
+    def coordinates(self, q: Array, theta: Array) -> Array:
+        """Whitened coordinates of the factors, end to end: (n, d) -> (n, n_whitened)."""
+        return self._join(self._by_factor(lambda f, part, block: f.coordinates(part, block), q, theta))
+
+    @property
+    def n_whitened(self) -> int:
+        """Of all factors."""
+        return sum(factor.n_whitened for factor in self.factors)
+
+    def advance(self, q: Array, w: Array, beta: float) -> Advance:
+        """Every factor moves on its own; KL and gains add up."""
+        parts = zip(self.factors, self._open(q), self._directions(w), strict=True)
+        moves = [f.advance(part, share, beta) for f, part, share in parts]
+        if not all(move.is_inside for move in moves):
+            return moves[0]._replace(q=q, kl=np.inf, gain=-np.inf, is_inside=False)
+        kl, gain = sum(move.kl for move in moves), sum(move.gain for move in moves)
+        return Advance(self._join([move.q for move in moves]), kl, gain, True)
+
+    def log_base(self, theta: Array) -> Array:
+        """Sum over the factors: (n, d) -> (n,)."""
+        return sum(f.log_base(self._pick(theta, c)) for f, c in self._parts())
+
+    def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
+        """Move the textbook parameters of every factor."""
+        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        return self._join([f.move_parameters(part, change, delta) for f, part, change in parts])
+
+    def euclidean(self, q: Array, direction: Array) -> Array:
+        """Euclidean gradients, factor by factor."""
+        parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
+        return self._join([f.euclidean(part, change) for f, part, change in parts])
+
+    def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
+        return zip(self.factors, self.columns, strict=True)
+
+    def _open(self, q: Array) -> list[Array]:
+        return _cut(q, [f.length for f in self.factors])
+
+    def _directions(self, direction: Array) -> list[Array]:
+        return _cut(direction, [f.size for f in self.factors])
+
+    def _join(self, parts: list[Array]) -> Array:
+        return array_namespace(*parts).concat(parts, axis=-1)
+
+    def _pick(self, array: Array, columns: tuple[int, ...]) -> Array:
+        xp = array_namespace(array)
+        return xp.take(array, xp.asarray(columns, device=device(array)), axis=-1)
+
+    def _block(self, precision: Array, columns: tuple[int, ...]) -> Array:
+        if precision.ndim == 1:
+            return self._pick(precision, columns)
+        return self._pick(self._pick(precision, columns).T, columns).T
+
+    def _scatter(self, parts: list[Array]) -> Array:
+        """Put the factors' columns back in the order of theta, along the last axis."""
+        order = np.argsort(np.concatenate([np.asarray(c) for c in self.columns]))
+        return self._pick(self._join(parts), tuple(int(i) for i in order))
+
+    def _by_factor(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> list[Array]:
+        return [apply(f, part, self._pick(draws, c)) for (f, c), part in zip(self._parts(), self._open(q), strict=True)]
+
+    def _columnwise(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> Array:
+        parts = zip(self._parts(), self._open(q), strict=True)
+        return self._scatter([apply(f, part, self._pick(draws, c)) for (f, c), part in parts])
+
+
+@dataclass(frozen=True)
+class GaussianProduct(Product, GaussianFamily):
+    """Independent Gaussians: a block-diagonal covariance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qbvi.families import Gaussian
+    >>> family = GaussianProduct((Gaussian(1), Gaussian(1)), ((0,), (1,)))
+    >>> family.restrict(np.ones((2, 2)))
+    array([[1., 0.],
+           [0., 1.]])
+    """
+
+    factors: tuple[GaussianFamily, ...]
+
+    def whiten(self, q: Array, theta: Array) -> Array:
+        """Undo `transport`."""
+        return self._columnwise(lambda f, part, block: f.coordinates(part, block), q, theta)
+
+    def embed(self, linear: Array, precision: Array) -> Array | None:
+        """Embed block by block; None where the quadratic form couples two factors."""
+        if precision.ndim == 2 and self._couples(precision):
+            return None
+        parts = [f.embed(self._pick(linear, c), self._block(precision, c)) for f, c in self._parts()]
+        return None if any(part is None for part in parts) else self._join(parts)
 
     def restrict(self, curvature: Array) -> Array:
         """The factors' blocks."""
@@ -167,26 +253,8 @@ class Product(Family):
         ]
         return self._join(parts)
 
-    def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
+    def _parts(self) -> Iterator[tuple[GaussianFamily, tuple[int, ...]]]:
         return zip(self.factors, self.columns, strict=True)
-
-    def _open(self, q: Array) -> list[Array]:
-        return _cut(q, [f.length for f in self.factors])
-
-    def _directions(self, direction: Array) -> list[Array]:
-        return _cut(direction, [f.size for f in self.factors])
-
-    def _join(self, parts: list[Array]) -> Array:
-        return array_namespace(*parts).concat(parts, axis=-1)
-
-    def _pick(self, array: Array, columns: tuple[int, ...]) -> Array:
-        xp = array_namespace(array)
-        return xp.take(array, xp.asarray(columns, device=device(array)), axis=-1)
-
-    def _block(self, precision: Array, columns: tuple[int, ...]) -> Array:
-        if precision.ndim == 1:
-            return self._pick(precision, columns)
-        return self._pick(self._pick(precision, columns).T, columns).T
 
     def _couples(self, precision: Array) -> bool:
         xp = array_namespace(precision)
@@ -196,14 +264,12 @@ class Product(Family):
         apart = xp.asarray(owner[:, None] != owner[None, :], device=device(precision))
         return bool(xp.any(apart & (precision != 0)))
 
-    def _scatter(self, parts: list[Array]) -> Array:
-        """Put the factors' columns back in the order of theta, along the last axis."""
-        order = np.argsort(np.concatenate([np.asarray(c) for c in self.columns]))
-        return self._pick(self._join(parts), tuple(int(i) for i in order))
 
-    def _columnwise(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> Array:
-        parts = zip(self._parts(), self._open(q), strict=True)
-        return self._scatter([apply(f, part, self._pick(draws, c)) for (f, c), part in parts])
+def product(factors: tuple[Family, ...], columns: tuple[tuple[int, ...], ...]) -> Product:
+    """The product of independent factors, as a Gaussian family where all of them are."""
+    if all(isinstance(factor, GaussianFamily) for factor in factors):
+        return GaussianProduct(factors, columns)  # type: ignore[arg-type]
+    return Product(factors, columns)
 
 
 def _cut(array: Array, lengths: list[int]) -> list[Array]:

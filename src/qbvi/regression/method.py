@@ -12,7 +12,7 @@ from scipy.special import gammaincinv
 
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
-from qbvi.families.base import Family
+from qbvi.families.base import GaussianFamily
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System, leave_pairs_out
@@ -131,20 +131,20 @@ class Regression:
         """A fraction of the prior's."""
         return self.initial_scale * scale
 
-    def init(self, family: Family, q: Array) -> State:
+    def init(self, family: GaussianFamily, q: Array) -> State:
         """Nothing evaluated yet."""
         none, d = np.empty(0), family.dim
         # Four times the features for a hundredth of a nat, and more for less: what is missing falls as one over the points.
         most = min(max(400, round(2 * d * (d + 3) * max(1.0, 0.01 / self.tol))), 6000)
         return State(q, np.empty((0, d)), none, none, none, (), Hyper(), most, 2.0 * d, None, None, 1.0, 0.0)
 
-    def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
+    def ask(self, family: GaussianFamily, state: State, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q; the first time ask for two pairs twice, to see whether the function is noisy."""
         z = orthogonal_pairs(rng, self._batch(family.dim, state.alike), family.dim)
         theta = family.transport(state.q, z)
         return theta if state.noise is not None else np.concatenate([theta, theta[:_TWICE]])
 
-    def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
+    def tell(self, family: GaussianFamily, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
         """Add the values to what is known, and move."""
         y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
         told = np.asarray(values.noise_sd) ** 2
@@ -173,7 +173,7 @@ class Regression:
         gap = max(self._predicted_gap(family, known, step), _creep(step, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
-    def _predicted_gap(self, family: Family, known: _Known, step: Step) -> float:
+    def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step) -> float:
         """Nats that will be missing after the step; infinite while it is not the last one."""
         if step.is_bound or step.kl > 0.3 or not known.is_credible:
             return math.inf
@@ -199,7 +199,7 @@ class Regression:
         return block * max(1, int(alike / (6 * block)))
 
 
-def _stored(family: Family, state: State, theta: Floats, y: Floats, told: Floats) -> State:
+def _stored(family: GaussianFamily, state: State, theta: Floats, y: Floats, told: Floats) -> State:
     """Add a batch, and keep count of how crowded the past draws are everywhere."""
     n = len(state.y)
     old = np.logaddexp(state.crowd, math.log(len(y)) + family.log_prob(state.q, state.theta)) if n else state.crowd
@@ -237,7 +237,7 @@ class _Known(NamedTuple):
         return max(1.0, float(np.sum(self.weights)))
 
 
-def _choose(family: Family, state: State) -> _Chosen:
+def _choose(family: GaussianFamily, state: State) -> _Chosen:
     """The points that tell something about q: near enough, and once draws like q's suffice, only a sample of those."""
     z = family.whiten(state.q, state.theta)
     squares = np.sum(z**2, axis=1)
@@ -263,7 +263,7 @@ def _thinned(rows: NDArray[np.int64], density: Floats, most: int) -> tuple[NDArr
     return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)
 
 
-def _fit(family: Family, state: State) -> _Known:
+def _fit(family: GaussianFamily, state: State) -> _Known:
     chosen = _choose(family, state)
     rows, d = chosen.rows, family.dim
     h = family.residual(state.q, state.theta[rows], state.y[rows])
@@ -314,7 +314,7 @@ def _plan(n: int, turn: int) -> Search:
     return Search(tries, restart=n < 400 or turn % 4 == 0, turn=turn // 2)
 
 
-def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def _newest_last(family: GaussianFamily, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """An order that puts last the points drawn from a q most like the present one, and their number: those to predict."""
     recent = state.past[-40:]
     unlike = [_divergence(family, batch.q, state.q) for batch in recent]
@@ -327,7 +327,7 @@ def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple
     return np.argsort(chosen, kind="stable"), int(chosen.sum())
 
 
-def _divergence(family: Family, q: Array, other: Array) -> float:
+def _divergence(family: GaussianFamily, q: Array, other: Array) -> float:
     """Twice the symmetrised KL of two Gaussians, by what each makes of the other's axes."""
     frame = np.concatenate([np.zeros((1, family.dim)), np.eye(family.dim)])
     there = family.whiten(other, family.transport(q, frame))
@@ -336,7 +336,7 @@ def _divergence(family: Family, q: Array, other: Array) -> float:
     return spread - 2 * family.dim + float(np.sum(there[0] ** 2) + np.sum(back[0] ** 2))
 
 
-def _repeated(family: Family, state: State, step: Step) -> float:
+def _repeated(family: GaussianFamily, state: State, step: Step) -> float:
     """Share of the last step that this one repeats; negative where it goes back."""
     if state.before is None:
         return 0.0
@@ -381,7 +381,7 @@ def _returned(state: State) -> State:
     return state._replace(q=state.before.q, radius=max(state.before.kl / 4, 0.02))
 
 
-def _moved(family: Family, state: State, known: _Known, step: Step) -> State:
+def _moved(family: GaussianFamily, state: State, known: _Known, step: Step) -> State:
     surrogate = known.surrogate
     before = _Before(state.q, surrogate.bound, surrogate.bound_se, step.gain, step.kl, step.is_bound)
     explained = (state.noise or 0.0) / (surrogate.hyper.noise * surrogate.scale)
@@ -403,13 +403,13 @@ def _info(surrogate: Surrogate, step: Step, gap: float, h: Floats) -> Info:
     )
 
 
-def _enough(family: Family, state: State, y: Floats) -> bool:
+def _enough(family: GaussianFamily, state: State, y: Floats) -> bool:
     """Whether enough values are finite to regress on, and the last step did not walk off the support."""
     lost = state.before is not None and np.mean(np.isfinite(y)) < 0.25
     return not lost and len(_choose(family, state).rows) >= family.dim + 4
 
 
-def _retreat(family: Family, state: State) -> State:
+def _retreat(family: GaussianFamily, state: State) -> State:
     """Most values were not finite: back to the last good q, or another scale for the start."""
     if state.before is None:
         turn = len(state.past)
@@ -426,7 +426,7 @@ def _retreat(family: Family, state: State) -> State:
     return state._replace(q=_scaled(family, family.deform(state.q, best, eye, eye), 0.25), before=None)
 
 
-def _scaled(family: Family, q: Array, factor: float) -> Array:
+def _scaled(family: GaussianFamily, q: Array, factor: float) -> Array:
     """The same mean with standard deviations ``factor`` times as large."""
     eye = np.eye(family.dim)
     return family.deform(q, np.zeros(family.dim), factor * eye, eye / factor)

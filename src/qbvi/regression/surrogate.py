@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack, solve_triangular
 
-from qbvi.families.base import Family
+from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import free_features, kernels
 
 __all__ = ["Hyper", "Points", "Search", "Surrogate", "System"]
@@ -128,7 +128,7 @@ class System:
             bold = trial
         return bold
 
-    def posterior(self, hyper: Hyper, family: Family) -> Surrogate:
+    def posterior(self, hyper: Hyper, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` says which of degree two it follows."""
         solved = self.solve(hyper)
         left_out = leave_pairs_out(solved, self.points.pair)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.families.base import Family
+from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import tail_variance
 from qbvi.regression.surrogate import Surrogate
 
@@ -44,13 +44,13 @@ class Step:
         change: Floats = (self.axes * (1 / self.precision - 1)) @ self.axes.T
         return change
 
-    def apply(self, family: Family, q: Array) -> Array:
+    def apply(self, family: GaussianFamily, q: Array) -> Array:
         """The member it leads to."""
         root = np.sqrt(self.precision)
         return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
 
 
-def take_step(surrogate: Surrogate, family: Family, radius: float, longest: float = 1.0) -> Step:
+def take_step(surrogate: Surrogate, family: GaussianFamily, radius: float, longest: float = 1.0) -> Step:
     """The longest step, up to the share ``longest`` of the whole, whose KL is within ``radius`` and whose gain is believable.
 
     Believable: the standard deviation of what degrees three and four do at the new place is below the gain. The mean follows all of
