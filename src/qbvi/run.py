@@ -68,7 +68,6 @@ class _Look(NamedTuple):
 
     q: Array
     theta: Array  # (n, d)
-    features: Floats  # (n, k) of the family, there
     values: list[Values]  # one for all of them or, with mini-batches, one for each of as many groups
     h: Floats  # (groups, n / groups) residuals
     failed: float  # share of the draws at which the function failed
@@ -175,7 +174,7 @@ class Run:
             return False
         self._look = look = self._look_at(q, fresh)
         self._second_looks += 1
-        return not look.failed and still_to_gain(look.features, look.h[0], *_SUSPICION) > 0
+        return not look.failed and self._gain(look, *_SUSPICION) > 0
 
     def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:
         points = self.model.constrain(theta)
@@ -245,7 +244,7 @@ class Run:
                 return self._freeze(kept, stop)
             look = self._look_at(kept.q, n)
         if stop.converged and len(look.h) == 1 and not look.failed:
-            stop = self._contradicted(stop, still_to_gain(look.features, look.h[0]))
+            stop = self._contradicted(stop, self._gain(look))
         return self._freeze(_Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
 
     def _look_at(self, q: Array, n: int) -> _Look:
@@ -257,8 +256,13 @@ class Run:
         values = [self._evaluate(theta[rows], self._fresh) for rows in parts]
         h = [self.family.residual(q, theta[rows], v.log_joint) for rows, v in zip(parts, values, strict=True)]
         share = (len(self.black_box.failures) - failed) / len(z)
-        features = to_numpy(self.family.features(q, theta))
-        return _Look(q, theta, features, values, np.stack([to_numpy(row) for row in h]), share)
+        return _Look(q, theta, values, np.stack([to_numpy(row) for row in h]), share)
+
+    def _gain(self, look: _Look, *limits: float) -> float:
+        """Nats that the fresh draws prove to be missing; they are asked only where they are enough to tell."""
+        if look.h.size < 4 * (1 + self.family.size):
+            return 0.0
+        return still_to_gain(to_numpy(self.family.features(look.q, look.theta)), look.h[0], *limits)
 
     def _left(self) -> float:
         """Evaluations left of the budget."""
