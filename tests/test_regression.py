@@ -135,7 +135,7 @@ def test_a_quadratic_is_found_exactly_from_as_many_points_as_it_has_coefficients
 
 def surrogate_of(b, C, scale=0.0, sd=1e-6):
     d = len(b)
-    return Surrogate(0.0, 0.0, b, C, np.zeros(d), 0.0, sd, 0.0, scale, Hyper())
+    return Surrogate(0.0, 0.0, b, C, np.zeros(d), 0.0, sd, 0.0, scale, Hyper(), np.zeros(0))
 
 
 def test_the_full_step_on_a_quadratic_leads_to_its_gaussian(rng):

@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 _DARKEST = 10  # steps in a row without one finite value after which to give up
 _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
+_PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
 _MOST_SECOND_LOOKS = 5
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
@@ -244,7 +245,7 @@ class Run:
                 return self._freeze(kept, stop)
             look = self._look_at(kept.q, n)
         if stop.converged and len(look.h) == 1 and not look.failed:
-            stop = self._contradicted(stop, self._gain(look))
+            stop = self._contradicted(stop, self._gain(look, *_PROOF))
         return self._freeze(_Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
 
     def _look_at(self, q: Array, n: int) -> _Look:
@@ -258,11 +259,13 @@ class Run:
         share = (len(self.black_box.failures) - failed) / len(z)
         return _Look(q, theta, values, np.stack([to_numpy(row) for row in h]), share)
 
-    def _gain(self, look: _Look, *limits: float) -> float:
-        """Nats that the fresh draws prove to be missing; they are asked only where they are enough to tell."""
+    def _gain(self, look: _Look, worth: float, chance: float) -> float:
+        """Nats that the fresh draws prove to be missing, beyond what was predicted; asked only where they are enough to tell."""
         if look.h.size < 4 * (1 + self.family.size):
             return 0.0
-        return still_to_gain(to_numpy(self.family.features(look.q, look.theta)), look.h[0], *limits)
+        expected = self._history.gap[-1]
+        features = to_numpy(self.family.features(look.q, look.theta))
+        return still_to_gain(features, look.h[0], np.fmax(worth, 2 * expected), chance)
 
     def _left(self) -> float:
         """Evaluations left of the budget."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qbvi.arrays import Array, array_namespace
+from qbvi.arrays import Array, array_namespace, device
 
 __all__ = ["Advance", "Curve", "Family", "GaussianFamily"]
 
@@ -154,6 +154,11 @@ class Family(ABC):
         """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
         return log_joint - self.log_prob(q, theta)
 
+    def divergence(self, q: Array, other: Array) -> Array:
+        r"""KL both ways, added: :math:`(\lambda - \lambda') \cdot (m - m')`."""
+        xp = array_namespace(q, other)
+        return xp.sum((self.natural(q) - self.natural(other)) * (self.mean_parameter(q) - self.mean_parameter(other)))
+
     def kl(self, q: Array, other: Array) -> Array:
         r"""KL(q || other).
 
@@ -201,6 +206,16 @@ class GaussianFamily(Family):
     def coordinates(self, q: Array, theta: Array) -> Array:
         """The standard normals."""
         return self.whiten(q, theta)
+
+    def divergence(self, q: Array, other: Array) -> Array:
+        """KL both ways, added, by what each makes of the other's axes: no digits are lost far from the origin."""
+        xp = array_namespace(q, other)
+        eye = xp.eye(self.dim, dtype=q.dtype, device=device(q))
+        frame = xp.concat([xp.zeros_like(eye[:1, :]), eye])
+        there = self.whiten(other, self.transport(q, frame))
+        back = self.whiten(q, self.transport(other, frame))
+        spread = sum(xp.sum((seen[1:, :] - seen[:1, :]) ** 2) for seen in (there, back))
+        return 0.5 * (spread - 2 * self.dim + xp.sum(there[0, :] ** 2) + xp.sum(back[0, :] ** 2))
 
     def log_base(self, theta: Array) -> Array:
         """Zero: the base measure is constant."""

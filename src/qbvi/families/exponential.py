@@ -96,7 +96,7 @@ class ExponentialFamily(Family):
         """Undo `one_natural`."""
 
     def one_log_base(self, x: Floats) -> Floats:
-        """log h(x), zero for most laws: (..., n_coordinates) -> (...)."""
+        """Log h(x), zero for most laws: (..., n_coordinates) -> (...)."""
         return np.zeros(x.shape[:-1])
 
     def one_entropy(self, lam: Floats) -> Floats:
@@ -284,7 +284,9 @@ class ExponentialFamily(Family):
     def _textbook(self, lam: Floats) -> Floats:
         """Textbook parameters laid end to end: (..., k) -> (..., k)."""
         parts = self.one_parameters(lam)
-        return np.concatenate([np.reshape(parts[name], (*lam.shape[:-1], -1)) for name in self.parameter_names], axis=-1)
+        return np.concatenate(
+            [np.reshape(parts[name], (*lam.shape[:-1], -1)) for name in self.parameter_names], axis=-1
+        )
 
     def _from_textbook(self, xi: Floats) -> Floats:
         return self.one_natural(dict(zip(self.parameter_names, np.moveaxis(xi, -1, 0), strict=True)))

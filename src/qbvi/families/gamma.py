@@ -41,7 +41,7 @@ class Gamma(ExponentialFamily):
         return np.concatenate([_log(x), x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """log Gamma(alpha) - alpha log beta."""
+        """Log Gamma(alpha) - alpha log beta."""
         return _log_normaliser(lam[..., 0] + 1, -lam[..., 1])
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
@@ -110,7 +110,7 @@ class InverseGamma(ExponentialFamily):
         return np.concatenate([_log(x), 1 / x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """log Gamma(alpha) - alpha log beta."""
+        """Log Gamma(alpha) - alpha log beta."""
         return _log_normaliser(-lam[..., 0] - 1, -lam[..., 1])
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
@@ -176,7 +176,7 @@ class Exponential(ExponentialFamily):
         return 1
 
     def one_statistics(self, x: Floats) -> Floats:
-        """x."""
+        """X."""
         return x
 
     def one_log_normaliser(self, lam: Floats) -> Floats:

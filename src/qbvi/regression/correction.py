@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 
 from qbvi.regression.surrogate import Surrogate
 
-__all__ = ["LeftOutDraws", "corrected"]
+__all__ = ["LeftOutDraws", "believed", "corrected"]
 
 Floats = NDArray[np.float64]
 
 
 class LeftOutDraws(NamedTuple):
-    """Draws that were predicted from all others, and by how much the prediction was wrong."""
+    """Draws that were predicted from all others."""
 
     z: Floats  # (m, d) whitened
-    error: Floats  # (m,)
     weight: Floats  # (m,) density of q over that of the draws, at most one
     pair: NDArray[np.int64]  # (m,) mirror pairs, next to each other
 
@@ -42,24 +41,26 @@ def corrected(surrogate: Surrogate, draws: LeftOutDraws) -> Surrogate:
 
     >>> import numpy as np
     >>> from qbvi.regression.surrogate import Hyper
-    >>> flat = Surrogate(0.0, 0.1, np.zeros(1), np.zeros((1, 1)), np.zeros(1), 0.0, 0.0, 0.0, 1.0, Hyper())
-    >>> z = np.random.default_rng(1).standard_normal((100, 1))
-    >>> z = np.stack([z, -z], axis=1).reshape(200, 1)
-    >>> draws = LeftOutDraws(z, 0.5 * z[:, 0], np.ones(200), np.arange(200) // 2)
-    >>> round(corrected(flat, draws).b[0], 1)
+    >>> z = np.random.default_rng(2).standard_normal((200, 1))
+    >>> z = np.stack([z, -z], axis=1).reshape(400, 1)
+    >>> flat = Surrogate(
+    ...     0.0, 0.1, np.zeros(1), np.zeros((1, 1)), np.zeros(1), 0.0, 0.0, 0.0, 1.0, Hyper(), 0.5 * z[:, 0]
+    ... )
+    >>> draws = LeftOutDraws(z, np.ones(400), np.arange(400) // 2)
+    >>> round(float(corrected(flat, draws).b[0]), 1)
     0.5
     """
     d = draws.z.shape[1]
-    share = draws.weight / np.sum(draws.weight)
+    error = surrogate.errors * draws.weight / np.sum(draws.weight)
     starts = np.flatnonzero(np.r_[True, draws.pair[1:] != draws.pair[:-1]])
-    slopes = np.add.reduceat((share * draws.error)[:, None] * draws.z, starts)  # (pairs, d), each pair's part
-    bends = np.add.reduceat(share * draws.error, starts)
+    slopes = np.add.reduceat(error[:, None] * draws.z, starts)  # (pairs, d), each pair's part
+    bends = np.add.reduceat(error, starts)
     radius = np.sum(draws.z[starts] ** 2, axis=1)
     delta_b, noise_b = slopes.sum(axis=0), np.sum(slopes**2)
-    delta_C = (draws.z.T * (share * draws.error)) @ draws.z - bends.sum() * np.eye(d)
+    delta_C = (draws.z.T * error) @ draws.z - bends.sum() * np.eye(d)
     noise_C = 0.5 * float(np.sum(bends**2 * (radius**2 - 2 * radius + d)))
-    keep_b = _believed(float(delta_b @ delta_b), float(noise_b))
-    keep_C = _believed(0.5 * float(np.sum(delta_C**2)), noise_C)
+    keep_b = believed(float(delta_b @ delta_b), float(noise_b))
+    keep_C = believed(0.5 * float(np.sum(delta_C**2)), noise_C)
     return replace(
         surrogate,
         b=surrogate.b + keep_b * delta_b,
@@ -69,5 +70,6 @@ def corrected(surrogate: Surrogate, draws: LeftOutDraws) -> Surrogate:
     )
 
 
-def _believed(square: float, noise: float) -> float:
+def believed(square: float, noise: float) -> float:
+    """Share of an estimate of this squared length to keep, given the variance of its noise (James and Stein)."""
     return max(0.0, 1 - noise / square) if square > 0 else 0.0

@@ -30,8 +30,8 @@ class Kernels(NamedTuple):
         return (self.third + omega * self.fourth) / (1 + omega)
 
 
-def kernels(z: Floats) -> Kernels:
-    r"""Kernels at whitened points z (n, d).
+def kernels(z: Floats, other: Floats | None = None) -> Kernels:
+    r"""Kernels between whitened points z (n, d) and themselves, or others (m, d).
 
     With :math:`g = x \cdot y` and :math:`s = d - |x|^2 - |y|^2`, up to the numbers of polynomials:
 
@@ -46,9 +46,9 @@ def kernels(z: Floats) -> Kernels:
     True
     """
     d = z.shape[1]
-    g = z @ z.T
-    squares = np.diag(g)
-    return Kernels(*_by_degree(g, d - squares[:, None] - squares[None, :], d))
+    other = z if other is None else other
+    squares, other_squares = np.sum(z**2, axis=1), np.sum(other**2, axis=1)
+    return Kernels(*_by_degree(z @ other.T, d - squares[:, None] - other_squares[None, :], d))
 
 
 def tail_variance(square: float, d: int, omega: float) -> float:

@@ -59,6 +59,7 @@ class Surrogate:
     white: float  # what b and C would cost, times the number of draws, were all that is unpredictable white noise
     scale: float  # variance of degrees three and four
     hyper: Hyper
+    errors: Floats  # (m,) by how much the left-out points were mispredicted
 
 
 class Search(NamedTuple):
@@ -76,6 +77,8 @@ class System:
     ----------
     points
         Draws, residuals and what is known of their noise.
+    features
+        What is fitted without a prior (n, p); by default a constant, z and the squared radius.
 
     Examples
     --------
@@ -93,10 +96,11 @@ class System:
            [ 0., -2.]]))
     """
 
-    def __init__(self, points: Points) -> None:
+    def __init__(self, points: Points, features: Floats | None = None) -> None:
         self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
-        self._kernels, self._features = kernels(points.z), free_features(points.z)
+        self._kernels = kernels(points.z)
+        self._features = free_features(points.z) if features is None else features
         # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
         self._bounds = _BOUNDS if points.z.shape[1] > 1 else _BOUNDS_ON_A_LINE
 
@@ -132,7 +136,7 @@ class System:
         """Posterior of the coefficients; ``family`` says which of degree two it follows."""
         solved = self.solve(hyper)
         left_out = leave_pairs_out(solved, self.points.pair)
-        scale = self._scale(left_out, hyper)
+        scale = self.scale(left_out, hyper)
         z, alpha, d = self.points.z, solved.alpha, family.dim
         free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
@@ -151,7 +155,16 @@ class System:
             white=d * left_out.odd + family.n_quadratic * left_out.even,
             scale=scale,
             hyper=hyper,
+            errors=left_out.residuals,
         )
+
+    def predict(self, hyper: Hyper, solved: Solved, z: Floats, features: Floats) -> Floats:
+        """The regression at other points: z (m, d), with their free features (m, p) -> (m,)."""
+        between = kernels(z, self.points.z)
+        free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
+        smooth = (hyper.quadratic * between.second + between.tail(hyper.omega)) @ solved.alpha
+        prediction: Floats = self._centre + features @ free + smooth
+        return prediction
 
     def solve(self, hyper: Hyper) -> Solved:
         """Factor the covariance and project the free features out."""
@@ -169,7 +182,7 @@ class System:
     def _misfit(self, hyper: Hyper) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
         left_out = leave_pairs_out(self.solve(hyper), self.points.pair)
-        scale = self._scale(left_out, hyper)
+        scale = self.scale(left_out, hyper)
         return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
 
     def _badness(self, x: Floats) -> float:
@@ -179,7 +192,7 @@ class System:
         moved = (np.clip(x[i] + sign * stride, *self._bounds[i]) for sign in (1, -1))
         return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
 
-    def _scale(self, left_out: LeftOut, hyper: Hyper) -> float:
+    def scale(self, left_out: LeftOut, hyper: Hyper) -> float:
         """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
         return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
 

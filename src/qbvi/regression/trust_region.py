@@ -6,6 +6,7 @@ The exact solution of "best bound under the surrogate, KL(new || old) at most r"
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import tail_variance
 from qbvi.regression.surrogate import Surrogate
 
-__all__ = ["Cost", "Step", "cost_of_error", "take_step"]
+__all__ = ["Cost", "Promise", "Step", "cost_of_error", "take_step"]
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +81,33 @@ def take_step(surrogate: Surrogate, family: GaussianFamily, radius: float, longe
         return step.kl <= radius and (doubt <= step.gain or reach < 1.5 * d)
 
     return _longest(at, is_allowed, longest)
+
+
+class Promise(NamedTuple):
+    """Where the last step came from and what it promised."""
+
+    q: Array
+    bound: float
+    bound_se: float
+    gain: float
+    kl: float
+    is_bound: bool
+
+    def is_broken(self, bound: float, bound_se: float) -> bool:
+        """Whether the step lost more than its noise and a tenth of what it promised."""
+        noise = 2 * math.hypot(self.bound_se, bound_se)
+        return bound < self.bound - noise - 0.1 * self.gain - 0.05
+
+    def new_radius(self, radius: float, bound: float, bound_se: float) -> float:
+        """Compare what the step brought with what it promised."""
+        ratio = (bound - self.bound) / max(self.gain, 1e-300)
+        if self.gain > 2 * math.hypot(self.bound_se, bound_se):
+            error = abs(ratio - 1)
+            if ratio < 0.25:
+                radius = max(self.kl / 3, 0.1)
+            elif ratio > 0.5 and self.is_bound:
+                radius = max(radius, self.kl * (100 if error < 0.02 else 9 if error < 0.1 else 3))
+        return radius if self.is_bound else min(radius, max(4 * self.kl, 1.0))
 
 
 class Cost(NamedTuple):

@@ -1,0 +1,97 @@
+"""Everything evaluated so far, and which of it tells something about the present q."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array
+from qbvi.families.base import Family
+
+__all__ = ["Batch", "Chosen", "Store"]
+
+Floats = NDArray[np.float64]
+
+_FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
+_ALIKE = 0.2  # density of q relative to that of the past draws, above which a pair is always accepted as drawn from q
+_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval evenly, whatever part of them is looked at
+
+
+class Batch(NamedTuple):
+    """One batch of draws: the q they came from and the rows of the store that hold them."""
+
+    q: Array
+    start: int
+    stop: int
+
+
+class Chosen(NamedTuple):
+    """Points to regress on."""
+
+    rows: NDArray[np.int64]
+    x: Floats  # (n, n_whitened) their whitened coordinates
+    squares: Floats  # (n,) squared radii
+    log_density: Floats  # (n,) of q over that of the past draws
+
+    @property
+    def weights(self) -> Floats:
+        """Density of q over that of the past draws, at most one."""
+        return np.exp(np.minimum(self.log_density, 0.0))
+
+
+class Store(NamedTuple):
+    """All points so far, in the order they came, mirror pairs next to each other."""
+
+    theta: Floats  # (N, d)
+    y: Floats  # (N,) log joint, -inf where the function failed
+    told: Floats  # (N,) noise variances, as far as the function tells them
+    crowd: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
+    past: tuple[Batch, ...]
+
+    @classmethod
+    def empty(cls, d: int) -> Store:
+        """Nothing evaluated yet."""
+        none = np.empty(0)
+        return cls(np.empty((0, d)), none, none, none, ())
+
+    def add(self, family: Family, q: Array, theta: Floats, y: Floats, told: Floats) -> Store:
+        """Add a batch drawn from ``q``, and keep count of how crowded the past draws are everywhere."""
+        n = len(self.y)
+        old = np.logaddexp(self.crowd, math.log(len(y)) + family.log_prob(q, self.theta)) if n else self.crowd
+        past = (*self.past, Batch(q, n, n + len(y)))
+        new = np.logaddexp.reduce([math.log(b.stop - b.start) + family.log_prob(b.q, theta) for b in past])
+        return Store(
+            np.concatenate([self.theta, theta]),
+            np.concatenate([self.y, y]),
+            np.concatenate([self.told, told]),
+            np.concatenate([old, new]),
+            past,
+        )
+
+    def choose(self, family: Family, q: Array, most: int) -> Chosen:
+        """The points that tell something about q: near enough, and once draws like q's suffice, only a sample of those."""
+        x = family.coordinates(q, self.theta)
+        squares = np.sum(x**2, axis=1)
+        density = family.log_prob(q, self.theta) - self.crowd + math.log(len(self.y))
+        near = squares < _FAR * (family.n_whitened + 2)
+        rows = np.flatnonzero(np.isfinite(self.y) & near & np.isfinite(density))
+        if np.sum(np.exp(np.minimum(density[rows], 0))) > 2 * family.size or len(rows) > most:
+            rows, accepted = _thinned(rows, density, most)
+            return Chosen(rows, x[rows], squares[rows], density[rows] - accepted)
+        return Chosen(rows, x[rows], squares[rows], density[rows])
+
+
+def _thinned(rows: NDArray[np.int64], density: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
+    """Accept mirror pairs in proportion to their density, as rejection sampling does; also the log of each one's chance.
+
+    Leaving out what is unlike q instead would cut its tails off. A pair keeps its lot, so that the choice changes little as q moves.
+    """
+    pair = rows // 2
+    mean_density = np.logaddexp(density[2 * pair], density[np.minimum(2 * pair + 1, len(density) - 1)]) - math.log(2)
+    lot = np.log((pair * _GOLDEN) % 1.0 + 1e-12) - mean_density
+    limit = min(-math.log(_ALIKE), float(np.partition(lot, most - 1)[most - 1]) if len(rows) > most else math.inf)
+    accepted = lot <= limit
+    return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)
