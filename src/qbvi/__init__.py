@@ -30,7 +30,7 @@ from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
-from qbvi.regression import Regression
+from qbvi.regression import MeanFieldRegression, Regression
 from qbvi.results import Fit
 from qbvi.run import DomainError, Iterate
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
@@ -68,6 +68,7 @@ __all__ = [
     "LogNormal",
     "LogPrior",
     "MaxIterations",
+    "MeanFieldRegression",
     "Momentum",
     "MultivariateNormal",
     "Normal",

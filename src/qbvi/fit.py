@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
+from qbvi.arrange import Groups, arrange
 from qbvi.evaluate import Batches, BlackBox
-from qbvi.families import DiagonalGaussian, Family, Gaussian, product
-from qbvi.model import Model
+from qbvi.families import Family, GaussianFamily
 from qbvi.naming import pick
 from qbvi.progress import Progress
-from qbvi.regression import Regression
+from qbvi.regression import MeanFieldRegression, Regression
 from qbvi.results import Fit
 from qbvi.run import Iterate, Run
 from qbvi.starts import run_all, starting_points
@@ -22,8 +22,6 @@ from qbvi.updates import LearningRate
 
 __all__ = ["fit"]
 
-Groups = Sequence[Sequence[str | int]]
-
 
 def fit(  # noqa: PLR0913 - the one call users make: every argument has a default that works
     log_likelihood: Callable[..., Any],
@@ -31,7 +29,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     *,
     vectorized: bool = False,
     method: str | Algorithm = "auto",
-    family: str | Groups = "full",
+    family: str | Groups | Mapping[Any, str] = "auto",
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
@@ -44,7 +42,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     callback: Callable[[Iterate], bool | None] | None = None,
     seed: int | None = None,
 ) -> Fit:
-    r"""Fit a Gaussian posterior to a log-likelihood that can be evaluated but not differentiated.
+    r"""Fit a posterior to a log-likelihood that can be evaluated but not differentiated.
 
     Parameters
     ----------
@@ -57,11 +55,13 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     vectorized
         The function takes points stacked along a first axis and returns one number for each.
     method
-        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression`, and
-        `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
+        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression` for Gaussian posteriors,
+        `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
-        The posterior's covariance: ``"full"``, ``"diagonal"``, or groups of parameters (names, or column numbers where they
-        have none), independent of each other and with full covariance inside.
+        The form of the posterior. ``"auto"``: parameters whose prior is a gamma, inverse gamma, beta, Dirichlet, (inverse) Wishart or discrete law keep that law, independent of
+        the rest; all others share one Gaussian with full covariance, through a transform where they are constrained. ``"full"`` or ``"diagonal"``: one Gaussian for all.
+        A dict by parameter, such as ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``, says it for single ones; a list of groups of
+        parameters (names, or column numbers where they have none) gives independent Gaussian blocks.
     data, batch_size
         Rows handed to the function: all of them, or ``batch_size`` at random, the same for all points of a step. The log-likelihood of a
         batch is scaled by N / M.
@@ -97,7 +97,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    model = Model(prior)
+    model, posterior = arrange(prior, family)
     batches = None if data is None else Batches(data, batch_size)
     if batches is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
@@ -105,13 +105,13 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     if n_starts < 1:
         msg = f"`n_starts` must be at least 1, got {n_starts}"
         raise ValueError(msg)
-    algorithm = _method(method, model.dim, batches, tol)
+    algorithm = _method(method, posterior, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 
     def run(start: Any, own_seed: int) -> Fit:
         one = Run(
             model=model,
-            family=choose_family(family, model),
+            family=posterior,
             black_box=BlackBox(log_likelihood, vectorized, on_failure),
             batches=batches,
             algorithm=algorithm,
@@ -126,40 +126,23 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
 
 
-def choose_family(family: str | Groups, model: Model) -> Family:
-    """Turn what a user writes for ``family`` into a family over the model's unconstrained vector."""
-    if isinstance(family, str):
-        kind: Any = pick("family", family, {"full": Gaussian, "diagonal": DiagonalGaussian})
-        return kind(model.dim)  # type: ignore[no-any-return]
-    groups: Any = family
-    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
-        msg = f"`family` must be 'full', 'diagonal' or a list of groups such as [['a', 'b'], ['c']], got {family!r}"
-        raise TypeError(msg)
-    columns = [tuple(column for member in group for column in _columns(member, model)) for group in family]
-    counted = sorted(column for group in columns for column in group)
-    if counted != list(range(model.dim)):
-        msg = f"`family` must name each of the {model.dim} coordinates in exactly one group, got groups {columns}"
-        raise ValueError(msg)
-    return product(tuple(Gaussian(len(group)) for group in columns), tuple(columns))
-
-
-def _columns(member: str | int, model: Model) -> list[int]:
-    if isinstance(member, str):
-        places = {parameter.name: parameter.columns for parameter in model.parameters}
-        place = pick("family", member, places)
-        return list(range(place.start, place.stop))
-    return [int(member)]
-
-
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
-def _method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
-    many = d > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+def _method(method: str | Algorithm, family: Family, batches: Batches | None, tol: float) -> Algorithm:
+    many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
         raise TypeError(msg)
-    table: dict[str, Any] = {"auto": many_dimensional() if many else Regression(tol=tol), "paper": paper()}
+    is_gaussian = isinstance(family, GaussianFamily)
+    if isinstance(method, Regression) and not (is_gaussian or isinstance(method, MeanFieldRegression)):
+        msg = (
+            "`method` must be able to fit this posterior, which is not all Gaussian, got a qbvi.Regression: take qbvi.MeanFieldRegression, "
+            "or family='full' for one Gaussian over all parameters"
+        )
+        raise TypeError(msg)
+    regression = Regression if is_gaussian else MeanFieldRegression
+    table: dict[str, Any] = {"auto": many_dimensional() if many else regression(tol=tol), "paper": paper()}
     return pick("method", method, table)  # type: ignore[no-any-return]
 
 

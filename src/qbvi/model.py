@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
@@ -16,18 +16,23 @@ from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
 from qbvi.supports import Shape, UserDefinedError, like
 
-__all__ = ["Model", "Parameter", "QuadraticPrior"]
+__all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
 
 _UNNAMED = "theta"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a model: its prior, and the columns of ``u`` that hold it."""
+    """One parameter of a model: its prior, and the columns of ``u`` that hold it.
+
+    A *native* parameter is held by ``u`` as it is, on its own scale, for a posterior that lives there: an inverse gamma for a variance, a Bernoulli
+    for a switch. The others are held unconstrained.
+    """
 
     name: str
     distribution: Distribution
     columns: slice
+    is_native: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -46,6 +51,39 @@ class Parameter:
             return [self.name]
         return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
 
+    def constrain(self, u: Array) -> Array:
+        """Its values: (n, d) -> ``(n, *shape)``."""
+        part = u[:, self.columns]
+        if self.is_native:
+            return array_namespace(u).reshape(part, (u.shape[0], *self.shape))
+        return self.distribution.support.constrain(part, self.shape)
+
+    def unconstrain(self, x: Array) -> Array:
+        """Undo `constrain`, for its own columns alone: ``(n, *shape)`` -> (n, k)."""
+        if self.is_native:
+            return array_namespace(x).reshape(x, (x.shape[0], self.size))
+        return self.distribution.support.unconstrain(x, self.shape)
+
+    def log_prior(self, u: Array) -> Array:
+        """Log prior density of its columns of ``u``: (n, d) -> (n,)."""
+        if self.is_native:
+            return self.distribution.log_prob(self.constrain(u))
+        return self.distribution.log_prob_unconstrained(u[:, self.columns])
+
+    def log_jacobian(self, u: Array) -> Array:
+        """Log absolute Jacobian determinant of `constrain`: (n, d) -> (n,)."""
+        if self.is_native:
+            return array_namespace(u).zeros_like(u[:, 0])
+        return self.distribution.support.log_jacobian(u[:, self.columns], self.shape)
+
+    def quadratic(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """Coefficients of a prior that is Gaussian in ``u``, else None."""
+        return None if self.is_native else self.distribution.quadratic()
+
+    def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where the prior suggests to start: location and scale of its columns of ``u``."""
+        return self.distribution.initial_values() if self.is_native else self.distribution.initial()
+
 
 class QuadraticPrior(NamedTuple):
     """The part of the log prior that is quadratic in ``u``: ``linear . u - u' precision u / 2``."""
@@ -61,6 +99,8 @@ class Model:
     ----------
     prior : distribution or mapping of str to distribution
         Of qbvi or frozen ones of SciPy. The order of a mapping is the order of the columns of ``u``.
+    native : collection of str
+        Names of the parameters that ``u`` holds on their own scale; an unnamed one is called ``theta``.
 
     Attributes
     ----------
@@ -82,9 +122,9 @@ class Model:
     {'beta': array([[0., 0.]]), 'sigma2': array([1.])}
     """
 
-    def __init__(self, prior: Any) -> None:
+    def __init__(self, prior: Any, native: Collection[str] = ()) -> None:
         self.is_named = isinstance(prior, Mapping)
-        self.parameters = _lay_out(prior if isinstance(prior, Mapping) else {_UNNAMED: prior}, self.is_named)
+        self.parameters = _lay_out(named_distributions(prior), frozenset(native))
         self.dim = self.parameters[-1].columns.stop
         self.labels = [label for parameter in self.parameters for label in parameter.labels]
 
@@ -95,7 +135,7 @@ class Model:
 
     def constrain(self, u: Array) -> Any:
         """Values that the user's function sees: (n, d) -> ``(n, *shape)`` by name, or one array if unnamed."""
-        return self._structured([p.distribution.support.constrain(u[:, p.columns], p.shape) for p in self.parameters])
+        return self._structured([p.constrain(u) for p in self.parameters])
 
     def unconstrain(self, values: Any, *, batched: bool = False) -> NDArray[np.float64]:
         """Map one point, or with ``batched`` n of them, back to (d,) or (n, d), after checking every value.
@@ -105,24 +145,21 @@ class Model:
         """
         arrays = [_checked(p, value, batched) for p, value in zip(self.parameters, self._listed(values), strict=True)]
         _check_lengths(self.parameters, arrays)
-        columns = [
-            to_numpy(p.distribution.support.unconstrain(x, p.shape))
-            for p, x in zip(self.parameters, arrays, strict=True)
-        ]
+        columns = [to_numpy(p.unconstrain(x)) for p, x in zip(self.parameters, arrays, strict=True)]
         u = np.concatenate(columns, axis=-1)
         return u if batched else u[0]
 
     def log_prior(self, u: Array) -> Array:
         """Log prior density of ``u``, with the log-Jacobian: (n, d) -> (n,)."""
-        return _total(p.distribution.log_prob_unconstrained(u[:, p.columns]) for p in self.parameters)
+        return _total(p.log_prior(u) for p in self.parameters)
 
     def log_jacobian(self, u: Array) -> Array:
         """Log absolute Jacobian determinant of `constrain`: (n, d) -> (n,)."""
-        return _total(p.distribution.support.log_jacobian(u[:, p.columns], p.shape) for p in self.parameters)
+        return _total(p.log_jacobian(u) for p in self.parameters)
 
     def quadratic_prior(self) -> QuadraticPrior:
         """The part of the log prior that a Gaussian posterior takes up in closed form; zero for other priors."""
-        blocks = [p.distribution.quadratic() or (np.zeros(p.distribution.dim),) * 2 for p in self.parameters]
+        blocks = [p.quadratic() or (np.zeros(p.columns.stop - p.columns.start),) * 2 for p in self.parameters]
         linear = np.concatenate([block[0] for block in blocks])
         if all(precision.ndim == 1 for _, precision in blocks):
             return QuadraticPrior(linear, np.concatenate([precision for _, precision in blocks]))
@@ -131,12 +168,12 @@ class Model:
             matrix[parameter.columns, parameter.columns] = precision if precision.ndim == 2 else np.diag(precision)
         return QuadraticPrior(linear, matrix)
 
-    def remaining_log_prior(self, u: Array) -> Array:
-        """Log prior less its quadratic part: (n, d) -> (n,).
+    def remaining_log_prior(self, u: Array, taken: Collection[str] = ()) -> Array:
+        """Log prior less its quadratic part, and less that of the parameters named in ``taken``: (n, d) -> (n,).
 
         A parameter whose prior is quadratic contributes its constant, with no large numbers to cancel.
         """
-        return _total(_remainder(p.distribution, u[:, p.columns]) for p in self.parameters)
+        return _total(_remainder(p, u) if p.name not in taken else 0.0 * u[:, 0] for p in self.parameters)
 
     def sample_prior(self, rng: np.random.Generator, n: int) -> Any:
         """Draw ``n`` constrained values from the prior, structured as `constrain` does; None if it is improper."""
@@ -146,7 +183,7 @@ class Model:
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where the prior suggests to start: location (d,) and scale (d,) of ``u``."""
-        starts = [p.distribution.initial() for p in self.parameters]
+        starts = [p.initial() for p in self.parameters]
         return np.concatenate([loc for loc, _ in starts]), np.concatenate([scale for _, scale in starts])
 
     def flatten(self, values: Any) -> Array:
@@ -182,7 +219,9 @@ class Model:
 
     def to_spec(self) -> dict[str, Any]:
         """What `from_spec` needs, as plain data without code."""
-        parameters = [{"name": p.name, "prior": p.distribution.to_spec()} for p in self.parameters]
+        parameters = [
+            {"name": p.name, "prior": p.distribution.to_spec(), "native": p.is_native} for p in self.parameters
+        ]
         return {"named": self.is_named, "parameters": parameters}
 
     @classmethod
@@ -209,7 +248,8 @@ class Model:
             entry["name"]: _supplied(entry, given[entry["name"]]) if entry["name"] in given else _restored(entry)
             for entry in spec["parameters"]
         }
-        return cls(rebuilt if spec["named"] else rebuilt[_UNNAMED])
+        native = [entry["name"] for entry in spec["parameters"] if entry.get("native", False)]
+        return cls(rebuilt if spec["named"] else rebuilt[_UNNAMED], native)
 
     def _structured(self, arrays: list[Any]) -> Any:
         if not self.is_named:
@@ -228,16 +268,23 @@ class Model:
         return [values[name] for name in names]
 
 
-def _lay_out(priors: Mapping[Any, Any], is_named: bool) -> tuple[Parameter, ...]:
+def named_distributions(prior: Any) -> dict[str, Distribution]:
+    """What a user writes for ``prior=``, checked, by name."""
+    is_named = isinstance(prior, Mapping)
+    priors = prior if is_named else {_UNNAMED: prior}
     if not priors:
         msg = "`prior` must have at least one parameter, got an empty mapping"
         raise ValueError(msg)
+    return {name: _named_distribution(name, one, is_named) for name, one in priors.items()}
+
+
+def _lay_out(priors: Mapping[str, Distribution], native: frozenset[str]) -> tuple[Parameter, ...]:
     parameters: list[Parameter] = []
     start = 0
-    for name, prior in priors.items():
-        distribution = _named_distribution(name, prior, is_named)
-        parameters.append(Parameter(name, distribution, slice(start, start + distribution.dim)))
-        start += distribution.dim
+    for name, distribution in priors.items():
+        stop = start + (math.prod(distribution.shape) if name in native else distribution.dim)
+        parameters.append(Parameter(name, distribution, slice(start, stop), name in native))
+        start = stop
     return tuple(parameters)
 
 
@@ -305,9 +352,10 @@ def _check_lengths(parameters: tuple[Parameter, ...], arrays: list[NDArray[np.fl
         raise ValueError(msg)
 
 
-def _remainder(distribution: Distribution, u: Array) -> Array:
-    if distribution.quadratic() is None:
-        return distribution.log_prob_unconstrained(u)
+def _remainder(parameter: Parameter, u: Array) -> Array:
+    if parameter.quadratic() is None:
+        return parameter.log_prior(u)
+    distribution = parameter.distribution
     constant = distribution.log_prob_unconstrained(like(u, np.zeros((1, distribution.dim))))
     return array_namespace(u).broadcast_to(constant, (u.shape[0],))
 

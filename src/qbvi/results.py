@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from qbvi.arrays import to_numpy
-from qbvi.distributions import Distribution
+from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
+from qbvi.families import DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianProduct, Product
 from qbvi.model import Model
 from qbvi.random import Independent, Sobol
 from qbvi.supports import Elementwise, Interval, Real
@@ -194,6 +194,7 @@ class Block(NamedTuple):
     prior: Distribution
     columns: slice
     entries: slice
+    is_native: bool = False  # whether q is over its own scale
 
 
 class Marginal(NamedTuple):
@@ -299,6 +300,17 @@ class Fit:
     def cov_matrix(self) -> Floats:
         """Posterior covariance of all entries: (p, p), in the order of `labels`."""
         return self._moments[1].copy()
+
+    @property
+    def factors(self) -> dict[str, Distribution]:
+        """The posterior law of every parameter that has one of its own, as a distribution: ``InverseGamma(alpha=..., beta=...)``."""
+        parts = zip(*_factors_of(self.family, self.q), strict=True)
+        starts = {block.columns.start: block for block in self.blocks if block.is_native}
+        return {
+            starts[columns[0]].name: _as_distribution(factor, q, starts[columns[0]].shape)
+            for factor, columns, q in parts
+            if columns[0] in starts
+        }
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -492,18 +504,17 @@ class Fit:
         ends = np.cumsum([0, *(p.size for p in parameters)]).tolist()
         places = [slice(start, stop) for start, stop in pairwise(ends)]
         return tuple(
-            Block(p.name, p.shape, p.distribution, p.columns, at) for p, at in zip(parameters, places, strict=True)
+            Block(p.name, p.shape, p.distribution, p.columns, at, p.is_native)
+            for p, at in zip(parameters, places, strict=True)
         )
 
     @cached_property
     def marginals(self) -> dict[int, Marginal]:
         """The entries whose marginal has a closed form, by their place among the labels."""
-        if not _is_gaussian(self.family):
-            return {}
         loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
         found = {}
         for block in self.blocks:
-            if isinstance(block.prior.support, Elementwise):
+            if isinstance(block.prior.support, Elementwise) and not block.is_native:
                 ends = zip(*block.prior.support.bounds(block.shape), strict=True)
                 for j, (low, high) in enumerate(ends):
                     column = block.columns.start + j
@@ -530,7 +541,7 @@ class Fit:
     def _moments(self) -> tuple[Floats, Floats]:
         """Mean (p,) and covariance (p, p) of all entries."""
         loc, exact = self.unconstrained
-        real = [block for block in self.blocks if isinstance(block.prior.support, Real)]
+        real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
         if len(real) == len(self.blocks):
             return loc, exact
         mean, cov = self.fixed_draws.mean(axis=0), np.atleast_2d(np.cov(self.fixed_draws, rowvar=False, ddof=0))
@@ -664,10 +675,22 @@ def _matched_normals(n: int, d: int) -> Floats:
     return to_numpy(np.linalg.solve(factor, z.T).T)
 
 
-def _is_gaussian(family: Family) -> bool:
+def _factors_of(family: Family, q: Floats) -> tuple[list[Family], list[tuple[int, ...]], list[Floats]]:
     if isinstance(family, Product):
-        return all(_is_gaussian(factor) for factor in family.factors)
-    return isinstance(family, Gaussian | DiagonalGaussian)
+        return list(family.factors), list(family.columns), family.members(q)
+    return [family], [tuple(range(family.dim))], [q]
+
+
+def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
+    assert isinstance(factor, ExponentialFamily)
+    parameters = {name: np.reshape(value, _fitting(value, shape)) for name, value in factor.parameters(q).items()}
+    return DISTRIBUTIONS[type(factor).__name__](**parameters, shape=shape)  # type: ignore[call-arg]
+
+
+def _fitting(value: Floats, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a parameter, copies along its first axis, for a variable of ``shape``."""
+    event = value.ndim - 1
+    return shape[: len(shape) - event] + value.shape[1:] if event else shape
 
 
 def _describe(family: Family) -> str:
@@ -675,9 +698,10 @@ def _describe(family: Family) -> str:
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
-    if isinstance(family, Product) and _is_gaussian(family):
+    if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
-    return f"{family.dim} dimensions, {type(family).__name__}"
+    factors = family.factors if isinstance(family, Product) else (family,)
+    return f"{family.dim} dimensions, " + " x ".join(type(factor).__name__ for factor in factors)
 
 
 def _account(report: Report) -> list[str]:

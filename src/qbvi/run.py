@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.algorithm import Algorithm, Info, Values
+from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, to_numpy
 from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
 from qbvi.evaluate import Batches, BlackBox, EvaluationError
@@ -98,10 +99,7 @@ class Run:
         # Streams of their own, so that how many numbers one part draws changes nothing for the others.
         streams = np.random.SeedSequence(self.seed).spawn(3)
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
-        quadratic = self.model.quadratic_prior()
-        eta = self.family.embed(quadratic.linear, quadratic.precision)
-        self._prior_is_known = eta is not None
-        self._eta = np.zeros(self.family.size) if eta is None else eta
+        self._prior = KnownPrior(self.model, self.family)
         self._history = History(self.algorithm.window)
         self._notes: tuple[str, ...] = ()
         self._dark = 0  # steps in a row without one finite value
@@ -156,7 +154,7 @@ class Run:
             theta, values = self._asked(state)
             left = state.q
             with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
-                state, info = self.algorithm.tell(self.family, self._eta, state, theta, values)
+                state, info = self.algorithm.tell(self.family, self._prior.eta, state, theta, values)
             self._notes = self.algorithm.notes(state)
             yield _Turn(left, state.q, info)
 
@@ -194,8 +192,7 @@ class Run:
             )
             raise EvaluationError(msg, last)
         log_prior = self.model.log_prior(theta)
-        unknown = self.model.remaining_log_prior(theta) if self._prior_is_known else log_prior
-        return Values(likelihood + unknown, likelihood + log_prior, ok, noise_sd)
+        return Values(likelihood + self._prior.remaining(theta), likelihood + log_prior, ok, noise_sd)
 
     def _first(self, init: Any) -> Array:
         loc, scale = self.model.initial()

@@ -98,6 +98,13 @@ class GapBelow:
 
     A prediction is a noisy number looked at many times: the first one below ``tol`` may be luck.
 
+    Parameters
+    ----------
+    tol
+        Nats.
+    finest
+        Where it is given, go on below ``tol`` down to this as long as the last two predictions are at most half of all before: digits that cost one step each.
+
     Examples
     --------
     >>> GapBelow(0.01)(History()) is None
@@ -105,12 +112,19 @@ class GapBelow:
     """
 
     tol: float = 0.01
+    finest: float | None = None
 
     def __call__(self, history: History) -> Stop | None:
         """Read the last prediction."""
         last = history.gap[-3:]
         below = [gap < self.tol for gap in last]
         if not below or not below[-1] or not (sum(below) >= 2 or last[-1] < self.tol / 4):
+            return None
+        if (
+            self.finest is not None
+            and last[-1] > self.finest
+            and min(last[-2:]) < 0.5 * min([*history.gap[:-2], np.inf])
+        ):
             return None
         return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
 

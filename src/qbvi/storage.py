@@ -8,6 +8,7 @@ import secrets
 import zipfile
 import zlib
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, Family, Gaussian, Product, product
+from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
 from qbvi.supports import UserDefinedError
 
 __all__ = ["load", "save"]
 
+_KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, **LAWS}
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
@@ -172,9 +174,9 @@ def _family_spec(family: Family) -> dict[str, Any]:
     if isinstance(family, Product):
         factors = [_family_spec(factor) for factor in family.factors]
         return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
-    if isinstance(family, Gaussian | DiagonalGaussian):
-        return {"kind": type(family).__name__, "dim": family.dim}
-    msg = f"`fit` must have a Gaussian family, or a product of them, to be saved, got {type(family).__name__}"
+    if type(family) in _KINDS.values():
+        return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
+    msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product of them, to be saved, got {type(family).__name__}"
     raise TypeError(msg)
 
 
@@ -182,7 +184,8 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Family:
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
-    return {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian}[spec["kind"]](spec["dim"])
+    family: Family = _KINDS[spec["kind"]](**{name: value for name, value in spec.items() if name != "kind"})
+    return family
 
 
 def _leading_axis(point: Any) -> Any:

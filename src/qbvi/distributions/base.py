@@ -90,6 +90,24 @@ class Distribution(ABC):
         u = self._draw(np.random.default_rng(0), _START_DRAWS)
         return _location_and_scale(u)
 
+    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
+        """Textbook parameters by name, copies along the first axis; None where there are none."""
+        return None
+
+    def initial_values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Where to start on the constrained scale: location and scale of every entry, always finite.
+
+        As `initial`, but a positive parameter whose prior spreads over more than four orders of magnitude starts at one: its median says nothing.
+        """
+        size = math.prod(self.shape)
+        if not self.can_sample:
+            return np.ones(size), np.ones(size)
+        x = np.reshape(self.sample(np.random.default_rng(0), _START_DRAWS), (_START_DRAWS, size))
+        lower, median, upper = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
+        vague = (lower >= 0) & (upper > 1e4 * np.maximum(lower, 1e-300)) & ~np.all(x == np.round(x), axis=0)
+        scale = np.where(upper > lower, (upper - lower) / 1.349, 1.0)
+        return np.where(vague, 1.0, median), np.where(vague, 1.0, scale)
+
     def to_spec(self) -> Spec:
         """Describe this prior by plain data; what only code can say is left as a marker.
 
@@ -151,6 +169,10 @@ class Independent(Distribution):
     def can_sample(self) -> bool:
         """True: these are proper."""
         return True
+
+    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
+        """Textbook parameters by name, one for each entry."""
+        return dict(self._flat)
 
     @abstractmethod
     def _log_kernel(self, u: Array) -> Array:

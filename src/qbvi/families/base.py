@@ -193,6 +193,10 @@ class GaussianFamily(Family):
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
         """Move by ``shift`` (d,) and scale by ``root`` (d, d), both in whitened coordinates and within the family."""
 
+    @abstractmethod
+    def coefficients(self, w: Array) -> tuple[Array, Array]:
+        """Coefficients of the features as ``b (d,)`` and the symmetric ``C (d, d)`` of ``b'z + (z'Cz - tr C) / 2``."""
+
     @property
     def n_quadratic(self) -> int:
         """Number of quadratic features that the family follows."""

@@ -210,11 +210,16 @@ class Gaussian(GaussianFamily):
         eye = xp.eye(self.dim, dtype=q.dtype, device=device(q))
         return xp.concat([z, pack_symmetric(z[:, :, None] * z[:, None, :] - eye) * _SQRT_HALF], axis=-1)
 
+    def coefficients(self, w: Array) -> tuple[Array, Array]:
+        """Undo the scaling of `features`."""
+        return w[: self.dim], unpack_symmetric(w[self.dim :], self.dim) / _SQRT_HALF
+
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
         """Whitened precision I - beta C and mean beta (I - beta C)^-1 b, for the coefficients ``w`` = (b, C)."""
         xp = array_namespace(q, w)
-        c, U = xp.linalg.eigh(unpack_symmetric(w[self.dim :], self.dim) / _SQRT_HALF)
-        b = U.T @ w[: self.dim]
+        b, C = self.coefficients(w)
+        c, U = xp.linalg.eigh(C)
+        b = U.T @ b
         precision = 1 - beta * c
         if not bool(xp.min(precision) > 0):
             return Advance(q, xp.inf, -xp.inf, False)
@@ -418,6 +423,11 @@ class DiagonalGaussian(GaussianFamily):
         """(z, (z^2 - 1) / sqrt 2): (n, d) -> (n, 2 d)."""
         z = self.whiten(q, theta)
         return array_namespace(q, theta).concat([z, _SQRT_HALF * (z**2 - 1)], axis=-1)
+
+    def coefficients(self, w: Array) -> tuple[Array, Array]:
+        """Undo the scaling of `features`."""
+        xp = array_namespace(w)
+        return w[: self.dim], xp.eye(self.dim, dtype=w.dtype, device=device(w)) * (w[self.dim :] / _SQRT_HALF)
 
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
         """As `Gaussian.advance`, on the vector of diagonals."""

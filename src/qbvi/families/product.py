@@ -168,6 +168,10 @@ class Product(Family):
         parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
         return self._join([f.euclidean(part, change) for f, part, change in parts])
 
+    def members(self, q: Array) -> list[Array]:
+        """The factors' own members."""
+        return self._open(q)
+
     def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
         return zip(self.factors, self.columns, strict=True)
 
@@ -252,6 +256,16 @@ class GaussianProduct(Product, GaussianFamily):
             for (f, c), part in zip(self._parts(), self._open(q), strict=True)
         ]
         return self._join(parts)
+
+    def coefficients(self, w: Array) -> tuple[Array, Array]:
+        """Those of the factors, in the order of theta; C is zero between them."""
+        xp = array_namespace(w)
+        found = [f.coefficients(part) for f, part in zip(self.factors, self._directions(w), strict=True)]
+        rows = []
+        for i, (_, block) in enumerate(found):
+            zeros = [xp.zeros((block.shape[0], f.dim), dtype=w.dtype, device=device(w)) for f in self.factors]
+            rows.append(self._scatter([block if i == j else zero for j, zero in enumerate(zeros)]))
+        return self._scatter([b for b, _ in found]), self._scatter([row.T for row in rows])
 
     def _parts(self) -> Iterator[tuple[GaussianFamily, tuple[int, ...]]]:
         return zip(self.factors, self.columns, strict=True)

@@ -1,8 +1,10 @@
-"""The default method: regress the residual on Hermite polynomials of the whitened draws, step in a trust region.
+"""The default method: regress the residual on polynomials of the whitened draws, step in a trust region.
 
-`hermite` has the kernels, `surrogate` the regression, `trust_region` the step, `method` the loop's init, ask and tell.
+`method` is for Gaussians, `mean_field` for products of other families. They share the `store` of all points, the regression (`surrogate` on the kernels of `hermite`) and
+what a step promises (`trust_region`); `correction` has what left-out draws say against it.
 """
 
+from qbvi.regression.mean_field import MeanFieldRegression
 from qbvi.regression.method import Regression
 
-__all__ = ["Regression"]
+__all__ = ["MeanFieldRegression", "Regression"]

@@ -16,7 +16,6 @@ from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.correction import LeftOutDraws, corrected
-from qbvi.regression.hermite import free_features
 from qbvi.regression.store import Store
 from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System
 from qbvi.regression.trust_region import Promise, Step, cost_of_error, take_step
@@ -29,7 +28,7 @@ Floats = NDArray[np.float64]
 _ROUNDING = 4e-16  # relative error of a value computed without noise
 _TWICE = 4  # points of the first batch that are asked for twice
 _CREDIBLE = 5.0  # standard errors of the plain mean within which the surrogate's bound is believed
-_MARGIN = 2.5  # on the predicted gap, which is an expectation: most fits are to end below it
+MARGIN = 2.5  # on the predicted gap, which is an expectation: most fits are to end below it
 
 
 class State(NamedTuple):
@@ -119,7 +118,7 @@ class Regression:
         """Draw mirror pairs from q; the first time ask for two pairs twice, to see whether the function is noisy."""
         z = orthogonal_pairs(rng, self._batch(family.dim, state.alike), family.dim)
         theta = family.transport(state.q, z)
-        return theta if state.noise is not None else np.concatenate([theta, theta[:_TWICE]])
+        return twice(state, theta)
 
     def tell(
         self, family: GaussianFamily, eta: Array, state: State, theta: Array, values: Values
@@ -143,7 +142,7 @@ class Regression:
         repeated = _repeated(family, state, step)
         if repeated < 0:  # back and forth: the zero between two steps of opposite sign, by the secant rule
             step = take_step(known.surrogate, family, state.radius, longest=1 / (1 - repeated))
-        gap = max(self._predicted_gap(family, known, step), creep(step, repeated))
+        gap = max(self._predicted_gap(family, known, step), creep(step.kl, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
     def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step) -> float:
@@ -152,10 +151,10 @@ class Regression:
             return math.inf
         cost = cost_of_error(known.surrogate)
         rest = step.left_behind + 0.25 * step.kl + cost.mean
-        gap = _MARGIN * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
+        gap = MARGIN * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
         if gap < self.tol:  # before saying so, ask what would be missing if C were as free as the draws allow
             bold = known.system.posterior(known.system.boldest(known.surrogate.hyper), family)
-            gap = max(gap, _MARGIN * cost_of_error(bold).precision + rest)
+            gap = max(gap, MARGIN * cost_of_error(bold).precision + rest)
         return gap
 
     def notes(self, state: State) -> tuple[str, ...]:
@@ -170,6 +169,11 @@ class Regression:
             return self.n_samples
         block = 2 * max(d, 4)
         return block * max(1, int(alike / (6 * block)))
+
+
+def twice(state: State, theta: Floats) -> Floats:
+    """The first time, ask for two pairs twice, to see whether the function is noisy."""
+    return theta if state.noise is not None else np.concatenate([theta, theta[:_TWICE]])
 
 
 def received(family: Family, state: State, theta: Floats, values: Values) -> tuple[State, Floats]:
@@ -208,7 +212,7 @@ class Regressed(NamedTuple):
         return max(1.0, float(np.sum(self.weights)))
 
 
-def regress(family: Family, state: State, free: Callable[[Floats], Floats] = free_features) -> Regressed:
+def regress(family: Family, state: State, free: Callable[[Floats], Floats] | None = None) -> Regressed:
     """Regress all that is known on the whitened coordinates of q; ``free`` are the features that have no prior."""
     store = state.store
     chosen = store.choose(family, state.q, state.most)
@@ -225,7 +229,8 @@ def regress(family: Family, state: State, free: Callable[[Floats], Floats] = fre
     floor = max((_ROUNDING * float(np.abs(store.y[rows]).max())) ** 2, noise_floor)
     order, m = _newest_last(family, state, rows)
     pair = rows[order][-m:] // 2
-    system = System(Points(chosen.x[order], h[order], growth[order], pair, floor), free(chosen.x[order]))
+    x = chosen.x[order]
+    system = System(Points(x, h[order], growth[order], pair, floor), None if free is None else free(x))
     hyper = system.search(state.hyper, _plan(len(rows), len(store.past)))
     return Regressed(system, hyper, rows[order], chosen.weights[order], pair)
 
@@ -293,10 +298,10 @@ def _repeated(family: GaussianFamily, state: State, step: Step) -> float:
     return along / length if length > 0 else 0.0
 
 
-def creep(step: Step, repeated: float) -> float:
+def creep(kl: float, repeated: float) -> float:
     """Nats to be gained if this goes on, each step the same share of the one before: where the function flattens out, a step sees no further."""
-    share = min(max(repeated, 0.0), 0.9)
-    return step.kl * (share / (1 - share)) ** 2
+    share = min(max(repeated, 0.0), 0.999)
+    return kl * (share / (1 - share)) ** 2
 
 
 def returned(state: State) -> State:

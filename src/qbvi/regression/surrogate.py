@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack, solve_triangular
+from scipy.linalg import lapack, qr, solve_triangular
 
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import free_features, kernels
@@ -101,6 +101,9 @@ class System:
         self.points = points._replace(h=points.h - self._centre)
         self._kernels = kernels(points.z)
         self._features = free_features(points.z) if features is None else features
+        # Of the user's own some may say the same, as a switch that was never drawn the other way.
+        self._kept = slice(None) if features is None else _independent(features)
+        self._features = self._features[:, self._kept]
         # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
         self._bounds = _BOUNDS if points.z.shape[1] > 1 else _BOUNDS_ON_A_LINE
 
@@ -163,8 +166,15 @@ class System:
         between = kernels(z, self.points.z)
         free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         smooth = (hyper.quadratic * between.second + between.tail(hyper.omega)) @ solved.alpha
-        prediction: Floats = self._centre + features @ free + smooth
+        prediction: Floats = self._centre + features[:, self._kept] @ free + smooth
         return prediction
+
+    def curvature(self, hyper: Hyper, solved: Solved, columns: NDArray[np.bool_]) -> Floats:
+        """Degree two of the smooth part along some of the coordinates: the matrix C of ``z'Cz / 2``."""
+        z, d = self.points.z[:, columns], self.points.z.shape[1]
+        one = hyper.quadratic / (d * (d + 1) / 2)
+        C: Floats = one * ((z.T * solved.alpha) @ z - np.sum(solved.alpha) * np.eye(z.shape[1]))
+        return C
 
     def solve(self, hyper: Hyper) -> Solved:
         """Factor the covariance and project the free features out."""
@@ -260,6 +270,13 @@ _BOUNDS_ON_A_LINE = np.log([[0.02, 2.0], [1e-6, 1e-6], [1e-10, 1e4]])
 _CORNERS = (Hyper(0.3, 1.0, 1.0), Hyper(0.3, 1e3, 1e-4))  # where a search that went astray can start anew
 _WEAK_PRIOR = np.log([0.3, 1e2, 1e-2]), np.array([1.0, 6.0, 4.0])  # centre and width of each logarithm
 _SLACK = 4.0  # in minus twice the log predictive density: two standard deviations
+
+
+def _independent(features: Floats) -> NDArray[np.int64]:
+    """Columns that are linearly independent of those before them in order of size."""
+    _, R, columns = qr(features, mode="economic", pivoting=True, check_finite=False)
+    size = np.abs(np.diag(R))
+    return np.sort(columns[: len(size)][size > 1e-7 * size[0]])
 
 
 def _cholesky(covariance: Floats) -> Floats:

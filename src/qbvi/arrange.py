@@ -1,0 +1,219 @@
+"""From what a user writes for ``prior`` and ``family`` to a model and the family of its posterior."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array
+from qbvi.distributions import Distribution
+from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, Product, product
+from qbvi.model import Model, named_distributions
+from qbvi.naming import pick
+
+__all__ = ["Groups", "KnownPrior", "arrange"]
+
+Groups = Sequence[Sequence[str | int]]
+Floats = NDArray[np.float64]
+
+_GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
+# An exponential law has no width of its own: as a posterior its gamma form serves better.
+_LAW_OF_PRIOR = {name: name for name in LAWS} | {"Exponential": "Gamma"}
+
+
+class _Factor(NamedTuple):
+    """One factor of the posterior, as it was asked for: a kind, and the parameters it is over."""
+
+    kind: str  # a Gaussian kind, or the name of a law
+    names: tuple[str, ...]
+
+
+def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model, Family]:
+    """Turn ``prior`` and ``family`` into a model and a family over its vector.
+
+    Examples
+    --------
+    >>> from qbvi.distributions import InverseGamma, Normal
+    >>> model, family = arrange({"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)}, "auto")
+    >>> [type(factor).__name__ for factor in family.factors]
+    ['Gaussian', 'InverseGamma']
+    """
+    priors = named_distributions(prior)
+    if not isinstance(family, str | Mapping):
+        return _grouped(prior, family)
+    factors = _factors(priors, family)
+    native = [name for factor in factors if factor.kind not in _GAUSSIAN for name in factor.names]
+    _check_gaussian(priors, set(priors) - set(native))
+    model = Model(prior, native)
+    places = {p.name: tuple(range(p.columns.start, p.columns.stop)) for p in model.parameters}
+    columns = tuple(tuple(c for name in factor.names for c in places[name]) for factor in factors)
+    built = tuple(_built(f, priors, len(c)) for f, c in zip(factors, columns, strict=True))
+    if len(built) == 1:
+        return model, built[0]
+    return model, product(built, columns)
+
+
+class KnownPrior:
+    """The part of the log prior that the family takes up in closed form, and the rest.
+
+    ``log p(u) = phi(u) . eta + log h(u) + remaining(u)``, with ``eta`` zero where the prior of a factor is of another form.
+
+    Examples
+    --------
+    >>> from qbvi.distributions import InverseGamma
+    >>> KnownPrior(*arrange(InverseGamma(3, 1), "auto")).eta
+    array([-4., -1.])
+    """
+
+    def __init__(self, model: Model, family: Family) -> None:
+        self._model, self._family = model, family
+        self._taken: list[str] = []
+        eta = self._embed()
+        self._is_known = eta is not None
+        self.eta = np.zeros(family.size) if eta is None else eta
+
+    def remaining(self, u: Array) -> Array:
+        """What the natural parameter does not carry: (n, d) -> (n,)."""
+        if not self._is_known:
+            return self._model.log_prior(u) - self._family.log_base(u)
+        rest = self._model.remaining_log_prior(u, self._taken)
+        return rest - self._untaken_base(u)
+
+    def _embed(self) -> Floats | None:
+        quadratic = self._model.quadratic_prior()
+        if isinstance(self._family, GaussianFamily):
+            return self._family.embed(quadratic.linear, quadratic.precision)
+        parts = [self._embed_factor(factor, columns) for factor, columns in _parts(self._family)]
+        return None if any(part is None for part in parts) else np.concatenate([p for p in parts if p is not None])
+
+    def _embed_factor(self, factor: Family, columns: Sequence[int]) -> Floats | None:
+        linear, precision = self._model.quadratic_prior()
+        if isinstance(factor, GaussianFamily):
+            at = np.asarray(columns)
+            others = np.setdiff1d(np.arange(self._model.dim), at)
+            if precision.ndim == 2 and np.any(precision[np.ix_(at, others)]):
+                return None
+            return factor.embed(linear[at], precision[at] if precision.ndim == 1 else precision[np.ix_(at, at)])
+        assert isinstance(factor, ExponentialFamily)
+        parameter = next(p for p in self._model.parameters if p.columns.start == columns[0])
+        known = _same_law(parameter.distribution, factor)
+        if known is None:
+            return np.zeros(factor.size)
+        self._taken.append(parameter.name)
+        return factor.member(known)
+
+    def _untaken_base(self, u: Array) -> Array:
+        """Base measures of the factors whose prior is of another form: they are in -log q and must be made up for."""
+        starts = {p.columns.start: p.name for p in self._model.parameters}
+        return sum(
+            (
+                factor.log_base(u[:, list(columns)])
+                for factor, columns in _parts(self._family)
+                if starts.get(columns[0]) not in self._taken
+            ),
+            start=0.0 * u[:, 0],
+        )
+
+
+def law_name(law: type[ExponentialFamily] | str) -> str:
+    """``InverseGamma`` as users write it: ``inverse-gamma``."""
+    name = law if isinstance(law, str) else law.__name__
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]) -> list[_Factor]:
+    if isinstance(family, str):
+        kind = pick("family", family, {"auto": "auto", "full": "full", "diagonal": "diagonal"})
+        return _automatic(priors) if kind == "auto" else [_Factor(kind, tuple(priors))]
+    kinds = {**{kind: kind for kind in _GAUSSIAN}, **{law_name(law): law for law in LAWS}}
+    listed = []
+    for key, kind in family.items():
+        names = (key,) if isinstance(key, str) else tuple(key)
+        for name in names:
+            pick("family", name, {name: name for name in priors})
+        listed.append(_Factor(pick("family", kind, kinds), names))
+    _check_once([name for factor in listed for name in factor.names])
+    seen = {name for factor in listed for name in factor.names}
+    return listed + _automatic({name: prior for name, prior in priors.items() if name not in seen})
+
+
+def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
+    """Priors of a law keep it; all others share one Gaussian with full covariance, on their unconstrained scale."""
+    laws = {name: _LAW_OF_PRIOR.get(type(prior).__name__) for name, prior in priors.items()}
+    rest = tuple(name for name, law in laws.items() if law is None)
+    own = [_Factor(law, (name,)) for name, law in laws.items() if law is not None]
+    return ([_Factor("full", rest)] if rest else []) + own
+
+
+def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Family:
+    if factor.kind in _GAUSSIAN:
+        gaussian: Family = _GAUSSIAN[factor.kind](dim)
+        return gaussian
+    if len(factor.names) > 1:
+        msg = (
+            f"`family` can put several parameters into one factor only if it is Gaussian ('full' or 'diagonal'), "
+            f"got {factor.kind!r} for {factor.names}; give each its own entry"
+        )
+        raise ValueError(msg)
+    return LAWS[factor.kind](copies=dim)
+
+
+def _same_law(prior: Distribution, factor: ExponentialFamily) -> dict[str, Any] | None:
+    """Textbook parameters of a prior of the factor's own law, else None."""
+    own = prior.parameters()
+    if own is None:
+        return None
+    if type(prior).__name__ == "Exponential" and "alpha" in factor.parameter_names:
+        return {"alpha": np.ones_like(own["rate"]), "beta": own["rate"]}
+    return own if type(prior).__name__ == type(factor).__name__ else None
+
+
+def _grouped(prior: Any, groups: Any) -> tuple[Model, Family]:
+    """Independent Gaussian blocks over parameters or column numbers."""
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
+        msg = f"`family` must be 'auto', 'full', 'diagonal', a dict by parameter, or a list of groups such as [['a', 'b'], ['c']], got {groups!r}"
+        raise TypeError(msg)
+    _check_gaussian(named_distributions(prior), set(named_distributions(prior)))
+    model = Model(prior)
+    columns = [tuple(column for member in group for column in _columns(member, model)) for group in groups]
+    counted = sorted(column for group in columns for column in group)
+    if counted != list(range(model.dim)):
+        msg = f"`family` must name each of the {model.dim} coordinates in exactly one group, got groups {columns}"
+        raise ValueError(msg)
+    return model, product(tuple(Gaussian(len(group)) for group in columns), tuple(columns))
+
+
+def _columns(member: str | int, model: Model) -> list[int]:
+    if isinstance(member, str):
+        places = {parameter.name: parameter.columns for parameter in model.parameters}
+        place = pick("family", member, places)
+        return list(range(place.start, place.stop))
+    return [int(member)]
+
+
+def _check_once(names: list[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        msg = f"`family` must name each parameter at most once, got {', '.join(map(repr, twice))} more than once"
+        raise ValueError(msg)
+
+
+def _check_gaussian(priors: Mapping[str, Distribution], names: set[str]) -> None:
+    for name in names:
+        if getattr(priors[name].support, "is_discrete", False):
+            msg = (
+                f"{name!r} is discrete, {priors[name]!r}: it cannot have a Gaussian posterior; leave it out of `family`, or give it a law such as "
+                f"family={{{name!r}: {law_name(type(priors[name]).__name__)!r}}}"
+            )
+            raise ValueError(msg)
+
+
+def _parts(family: Family) -> list[tuple[Family, tuple[int, ...]]]:
+    """Factors of a family and their columns; a family that is no product is its own only one."""
+    if isinstance(family, Product):
+        return list(zip(family.factors, family.columns, strict=True))
+    return [(family, tuple(range(family.dim)))]
