@@ -226,6 +226,10 @@ class GaussianProduct(Product, GaussianFamily):
         """Undo `transport`."""
         return self._columnwise(lambda f, part, block: f.coordinates(part, block), q, theta)
 
+    def coordinates(self, q: Array, theta: Array) -> Array:
+        """The standard normals, in the order of theta."""
+        return self.whiten(q, theta)
+
     def embed(self, linear: Array, precision: Array) -> Array | None:
         """Embed block by block; None where the quadratic form couples two factors."""
         if precision.ndim == 2 and self._couples(precision):
