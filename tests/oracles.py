@@ -235,6 +235,22 @@ def credit() -> LogisticRegression | None:
     return _training(table[:, :-1], table[:, -1], standardise=range(15))
 
 
+def har() -> tuple[Array, Array] | None:
+    """Training rows of the paper's HAR regression of realized volatility: X (n, 4) and y (n,); None without the data.
+
+    log v_t on 1 and the logs of the last day, and of the means of the last 5 and 22 days.
+    """
+    folder = data_folder("QBVI_DATA", "data")
+    if folder is None or not (folder / "spx_volatility.csv").is_file():
+        return None
+    table = np.genfromtxt(folder / "spx_volatility.csv", delimiter=",", names=True, dtype=None, encoding="utf-8")
+    v = table["realized_vol_annual_pct"][(table["date"] >= "2018-01-01") & (table["date"] <= "2022-05-12")]
+    days = np.arange(22, len(v))
+    means = [np.log([v[t - lag : t].mean() for t in days]) for lag in (1, 5, 22)]
+    n = int(0.75 * len(days))
+    return np.column_stack([np.ones(len(days)), *means])[:n], np.log(v[days])[:n]
+
+
 def data_folder(variable: str, sibling: str) -> Path | None:
     """The folder that an environment variable names, else shared/<sibling> beside the repository, else None."""
     if variable in os.environ:
