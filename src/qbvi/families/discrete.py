@@ -432,10 +432,10 @@ class NegativeBinomial(ExponentialFamily):
 
 def _share(lam: Floats, update: Floats, low: float, high: float) -> Floats:
     """Share of the way to the nearer end, in the direction of the update, of every number; the largest of them."""
-    room = np.where(update > 0, high - lam, low - lam)
-    return np.asarray(
-        np.max(update / np.where(room == 0, np.copysign(np.finfo(np.float64).tiny, update), room), axis=-1)
-    )
+    room = np.where(update > 0, high - lam, lam - low)
+    with np.errstate(divide="ignore", over="ignore"):  # a member at its bound has no room at all
+        shares = np.abs(update) / np.where(update == 0, 1.0, room)
+    return np.asarray(np.max(shares, axis=-1))
 
 
 def _logits(lam: Floats) -> Floats:

@@ -23,6 +23,7 @@ __all__ = ["ExponentialFamily"]
 
 Floats = NDArray[np.float64]
 
+_SHORT = 1e-5  # share of the way to the boundary below which a curve and its tangent are the same
 _HALVINGS = 60  # after which a step is below the rounding of the parameters
 
 
@@ -297,8 +298,9 @@ class ExponentialFamily(Family):
         lam, change = self._open(q), self._open(update)
         c = self.one_way_out(lam, change)
         rho, t = curve(c)
-        share = np.maximum(1 - rho, 0.0) if np.all(c > 0) else np.where(c > 0, np.maximum(1 - rho, 0.0), t * c)
-        scale = np.where(c != 0, share / np.where(c != 0, c, 1.0), t)
+        # On the way away from the boundary, and for steps so short that 1 - rho is rounding, the curve is its tangent.
+        bends = c > _SHORT
+        scale = np.where(bends, np.maximum(1 - rho, 0.0) / np.where(bends, c, 1.0), t)
         return np.reshape(lam + scale[..., None] * change, (-1,)), np.max(c) < 1
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:

@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 
 _TINY = np.finfo(np.float64).tiny
 _EPS = np.finfo(np.float64).eps
+_SMALLEST_CHI_SQUARE = 1e-200  # its inverse, times what a scale may be, is still a number
 
 
 class _Shape(NamedTuple):
@@ -144,7 +145,7 @@ class Wishart(_MatrixLaw):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Bartlett's decomposition X = L B B' L', where V = L L'."""
         a, M = self._shape(lam)
-        factor = np.linalg.cholesky(np.linalg.inv(M)) @ _bartlett(a, self._matrix(z))
+        factor = np.linalg.cholesky(np.linalg.inv(2 * M)) @ _bartlett(a, self._matrix(z))
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -253,7 +254,8 @@ def _log_multivariate_gamma(a: Floats, p: int) -> Floats:
 def _bartlett(a: Floats, z: Floats) -> Floats:
     """Lower triangular B of which B B' is Wishart with the identity as its scale, from p x p normals: (..., p, p)."""
     p = z.shape[-1]
-    chi = np.sqrt(2 * gamma_quantile(_below(a, p), np.diagonal(z, axis1=-2, axis2=-1)))
+    chi_square = 2 * gamma_quantile(_below(a, p), np.diagonal(z, axis1=-2, axis2=-1))
+    chi = np.sqrt(np.maximum(chi_square, _SMALLEST_CHI_SQUARE))
     return np.tril(z, -1) + chi[..., None] * np.eye(p)
 
 
@@ -288,9 +290,14 @@ def _block_diagonal(number: float, block: Floats) -> Floats:
 
 
 def _correlation(X: Floats) -> tuple[Floats, Floats]:
-    """X with its diagonal scaled to one, and the square roots of that diagonal: units cost no digits."""
-    sd = np.sqrt(np.maximum(np.diagonal(X, axis1=-2, axis2=-1), _TINY))
-    return _symmetric(X) / (sd[..., :, None] * sd[..., None, :]), sd
+    """X with its diagonal scaled to one, and the square roots of that diagonal: units cost no digits.
+
+    Entries of an indefinite X may be anything; cut at two they still say so, and its eigenvalues can be had.
+    """
+    sd = np.sqrt(np.maximum(np.abs(np.diagonal(X, axis1=-2, axis2=-1)), _TINY))
+    with np.errstate(over="ignore"):
+        scaled = _symmetric(X) / (sd[..., :, None] * sd[..., None, :])
+    return np.clip(scaled, -2.0, 2.0), sd
 
 
 def _eigen(X: Floats) -> tuple[Floats, Floats, Floats]:
