@@ -10,7 +10,9 @@ True
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.distributions import (
+    Bernoulli,
     Beta,
+    Categorical,
     Dirichlet,
     Exponential,
     Flat,
@@ -18,13 +20,17 @@ from qbvi.distributions import (
     HalfCauchy,
     HalfNormal,
     InverseGamma,
+    InverseWishart,
     LogNormal,
     LogPrior,
     MultivariateNormal,
+    NegativeBinomial,
     Normal,
+    Poisson,
     StudentT,
     Transformed,
     Uniform,
+    Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure
@@ -36,15 +42,17 @@ from qbvi.run import DomainError, Iterate
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
-from qbvi.supports import Bijection, Interval, Ordered, Positive, Real, Simplex
+from qbvi.supports import Bijection, Interval, Ordered, Positive, PositiveDefinite, Real, Simplex, WholeNumbers
 from qbvi.updates import ClipByNorm, LearningRate, Momentum, SeparateRates
 
 __all__ = [
     "QBVI",
     "Antithetic",
+    "Bernoulli",
     "Beta",
     "Bijection",
     "BoundedRate",
+    "Categorical",
     "CholeskyLog",
     "ClipByNorm",
     "ControlVariate",
@@ -62,6 +70,7 @@ __all__ = [
     "Independent",
     "Interval",
     "InverseGamma",
+    "InverseWishart",
     "Iterate",
     "LearningRate",
     "LeaveOneOut",
@@ -70,12 +79,15 @@ __all__ = [
     "MaxIterations",
     "Momentum",
     "MultivariateNormal",
+    "NegativeBinomial",
     "Normal",
     "Ordered",
     "ParameterChange",
     "Patience",
     "Plain",
+    "Poisson",
     "Positive",
+    "PositiveDefinite",
     "Real",
     "Regression",
     "Residual",
@@ -87,6 +99,8 @@ __all__ = [
     "StudentT",
     "Transformed",
     "Uniform",
+    "WholeNumbers",
+    "Wishart",
     "fit",
     "load",
     "paper",

@@ -444,7 +444,9 @@ class WholeNumbers(Elementwise):
         object.__setattr__(self, "high", float(self.high))
         whole = self.low.is_integer() and (self.high.is_integer() or self.high == math.inf)
         if not whole or self.low > self.high:
-            msg = f"`low` and `high` must be whole numbers, `low` not above `high`, got low={self.low}, high={self.high}"
+            msg = (
+                f"`low` and `high` must be whole numbers, `low` not above `high`, got low={self.low}, high={self.high}"
+            )
             raise ValueError(msg)
 
     def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

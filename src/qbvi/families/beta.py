@@ -60,11 +60,11 @@ class Beta(ExponentialFamily):
         """Quantiles of the beta law at the normals' probabilities, short of the ends."""
         alpha, beta = lam[..., :1] + 1, lam[..., 1:] + 1
         lower, upper = betaincinv(alpha, beta, ndtr(z)), betainccinv(alpha, beta, ndtr(-z))
-        return np.clip(np.where(z > 0, upper, lower), _TINY, _ALMOST_ONE)
+        return np.asarray(np.clip(np.where(z > 0, upper, lower), _TINY, _ALMOST_ONE))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Alpha and beta are positive."""
-        return np.all(lam > -1, axis=-1)
+        return np.asarray(np.all(lam > -1, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """Alpha and beta must stay positive."""
@@ -141,11 +141,11 @@ class Dirichlet(ExponentialFamily):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Gamma quantiles over their sum, on the log scale, where small concentrations do not underflow."""
         log_gamma = log_gamma_quantile(lam + 1, z)
-        return np.maximum(np.exp(log_gamma - logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY)
+        return np.asarray(np.maximum(np.exp(log_gamma - logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Concentrations are positive."""
-        return np.all(lam > -1, axis=-1)
+        return np.asarray(np.all(lam > -1, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """Concentrations must stay positive."""
@@ -195,7 +195,7 @@ def _mean_log(c: Floats) -> Floats:
 
 def _cov_log(c: Floats) -> Floats:
     total = polygamma(1, np.sum(c, axis=-1))
-    return np.eye(c.shape[-1]) * polygamma(1, c)[..., None] - total[..., None, None]
+    return np.asarray(np.eye(c.shape[-1]) * polygamma(1, c)[..., None] - total[..., None, None])
 
 
 def _total(mean: Floats, sd: Floats) -> Floats:

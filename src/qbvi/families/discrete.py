@@ -69,7 +69,7 @@ class Bernoulli(ExponentialFamily):
 
     def one_centred(self, lam: Floats, x: Floats) -> Floats:
         """1 - p or -p, which x - p rounds to zero near one."""
-        return np.where(x > 0.5, expit(-lam), -expit(lam))
+        return np.asarray(np.where(x > 0.5, expit(-lam), -expit(lam)))
 
     def one_fisher(self, lam: Floats) -> Floats:
         """P (1 - p)."""
@@ -83,11 +83,11 @@ class Bernoulli(ExponentialFamily):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Whether Phi(z) exceeds 1 - p, asked in the nearer tail."""
         is_one = np.where(lam < 0, ndtr(-z) < expit(lam), ndtr(z) > expit(-lam))
-        return is_one.astype(np.float64)
+        return np.asarray(is_one.astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Log-odds that double precision can hold."""
-        return np.all(np.abs(lam) <= _LOG_ODDS, axis=-1)
+        return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """As for any bounded number."""
@@ -99,12 +99,12 @@ class Bernoulli(ExponentialFamily):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean."""
-        return np.clip(logit(np.clip(mean, 0.0, 1.0)), -_LOG_ODDS, _LOG_ODDS)
+        return np.asarray(np.clip(logit(np.clip(mean, 0.0, 1.0)), -_LOG_ODDS, _LOG_ODDS))
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """logit(p); a certain value is as certain as double precision allows."""
         log_odds = logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
-        return np.clip(log_odds, -_LOG_ODDS, _LOG_ODDS)
+        return np.asarray(np.clip(log_odds, -_LOG_ODDS, _LOG_ODDS))
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """P."""
@@ -147,7 +147,7 @@ class Categorical(ExponentialFamily):
 
     def one_statistics(self, x: Floats) -> Floats:
         """Whether x is 1, 2, ..., k - 1."""
-        return (np.round(x) == np.arange(1, self.k)).astype(np.float64)
+        return np.asarray((np.round(x) == np.arange(1, self.k)).astype(np.float64))
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """log(1 + sum exp(lam))."""
@@ -182,23 +182,23 @@ class Categorical(ExponentialFamily):
         p = probs[..., 1:]
         earlier = np.tril(np.ones((self.k - 1, self.k - 1)), -1)
         rows = np.eye(self.k - 1) + earlier * (p / left)[..., None]
-        return rows * np.sqrt(left / p / after)[..., None]
+        return np.asarray(rows * np.sqrt(left / p / after)[..., None])
 
     def one_entropy(self, lam: Floats) -> Floats:
         """-sum p log p."""
         logs = _log_probabilities(lam)
-        return -np.sum(np.exp(logs) * logs, axis=-1)
+        return np.asarray(-np.sum(np.exp(logs) * logs, axis=-1))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """How many of the cumulative probabilities Phi(z) exceeds, each asked in its nearer tail."""
         probs = _probabilities(lam)
         below, above = np.cumsum(probs, axis=-1)[..., :-1], _suffix_sums(probs)[..., 1:]
         exceeds = np.where(below < 0.5, ndtr(z) > below, ndtr(-z) < above)
-        return np.sum(exceeds, axis=-1, keepdims=True).astype(np.float64)
+        return np.asarray(np.sum(exceeds, axis=-1, keepdims=True).astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Log-odds that double precision can hold."""
-        return np.all(np.abs(lam) <= _LOG_ODDS, axis=-1)
+        return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """As for any bounded numbers."""
@@ -221,7 +221,7 @@ class Categorical(ExponentialFamily):
         with np.errstate(divide="ignore"):
             logs = np.log(np.where(probs >= 0, probs, np.nan))
         logs = np.maximum(logs, -_LOG_ODDS)
-        return np.clip(logs[..., 1:] - logs[..., :1], -_LOG_ODDS, _LOG_ODDS)
+        return np.asarray(np.clip(logs[..., 1:] - logs[..., :1], -_LOG_ODDS, _LOG_ODDS))
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """Probabilities of all categories."""
@@ -293,7 +293,7 @@ class Poisson(ExponentialFamily):
         exact = np.exp(small) * (1 - small) + _mean_log_factorial(np.exp(small))
         r = np.exp(-np.maximum(log_rate, np.log(_LARGE_RATE)))  # one over the rate
         series = (1 + np.log(2 * np.pi) + log_rate) / 2 - r / 12 - r**2 / 24 - 19 * r**3 / 360
-        return np.where(log_rate < np.log(_LARGE_RATE), exact, series)
+        return np.asarray(np.where(log_rate < np.log(_LARGE_RATE), exact, series))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Quantiles of the Poisson law at the normals' probabilities."""
@@ -302,7 +302,7 @@ class Poisson(ExponentialFamily):
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """A rate that double precision can hold, and counts that are whole numbers in it."""
-        return np.all((lam >= -_LOG_ODDS) & (lam <= _LOG_COUNT), axis=-1)
+        return np.asarray(np.all((lam >= -_LOG_ODDS) & (lam <= _LOG_COUNT), axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """As for any bounded number."""
@@ -392,7 +392,7 @@ class NegativeBinomial(ExponentialFamily):
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """A probability between zero and one, as far as double precision can hold it."""
-        return np.all((lam < 0) & (lam >= -_LOG_ODDS), axis=-1)
+        return np.asarray(np.all((lam < 0) & (lam >= -_LOG_ODDS), axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """As for any bounded number."""
@@ -448,7 +448,7 @@ def _log_probabilities(lam: Floats) -> Floats:
     shifted = shifted - np.max(shifted, axis=-1, keepdims=True)
     is_largest = np.arange(shifted.shape[-1]) == np.argmax(shifted, axis=-1)[..., None]
     others = np.sum(np.where(is_largest, 0.0, np.exp(shifted)), axis=-1, keepdims=True)
-    return shifted - np.log1p(others)
+    return np.asarray(shifted - np.log1p(others))
 
 
 def _probabilities(lam: Floats) -> Floats:
@@ -463,7 +463,7 @@ def _quantile(cdf: Callable[[Floats], Floats], tail: Callable[[Floats], Floats],
     """Smallest whole number whose distribution function reaches Phi(z), asked in the nearer tail: it grows with z."""
 
     def reached(x: Floats) -> NDArray[np.bool_]:
-        return np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z))
+        return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)))
 
     low, high = np.full(np.broadcast_shapes(z.shape, mean.shape), -1.0), np.ceil(mean) + np.zeros_like(z)
     while not np.all(found := reached(high)):

@@ -351,7 +351,7 @@ class ExponentialFamily(Family):
     def _features(self, q: Array, theta: Array) -> Floats:
         """Features copy by copy: (n, copies, n_statistics)."""
         centred = self.one_centred(self._open(q), self._values(theta))
-        return np.einsum("cij,ncj->nci", self._whitener(q), centred)
+        return np.asarray(np.einsum("cij,ncj->nci", self._whitener(q), centred))
 
     def _whitener(self, q: Array) -> Floats:
         return self.one_whitener(self._open(q))

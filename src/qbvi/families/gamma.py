@@ -207,7 +207,7 @@ class Exponential(ExponentialFamily):
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """-log(1 - Phi(z)) / rate."""
-        return log_ndtr(-z) / lam
+        return np.asarray(log_ndtr(-z) / lam)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """The rate is positive."""
@@ -249,7 +249,7 @@ def gamma_quantile(alpha: Floats, z: Floats) -> Floats:
     """
     upper, lower = gammainccinv(alpha, ndtr(-z)), gammaincinv(alpha, ndtr(z))
     # Far down the tail of a small alpha the quantile underflows; a number that can be divided by keeps the draw finite.
-    return np.maximum(np.where(z > 0, upper, lower), _TINY)
+    return np.asarray(np.maximum(np.where(z > 0, upper, lower), _TINY))
 
 
 def log_gamma_quantile(alpha: Floats, z: Floats) -> Floats:

@@ -64,12 +64,12 @@ class _MatrixLaw(ExponentialFamily):
         """(+-(digamma_p(a) - log|M|), a M^-1)."""
         a, M = self._shape(lam)
         log_det = self.sign * (np.sum(digamma(_below(a, self.p)), axis=-1) - np.linalg.slogdet(M)[1])
-        return _join(log_det, a[..., None, None] * np.linalg.inv(M))
+        return _join(log_det, a[..., None, None] * _inv(M))
 
     def one_fisher(self, lam: Floats) -> Floats:
         """((trigamma_p(a), +-M^-1), (+-M^-1, a M^-1 (x) M^-1))."""
         a, M = self._shape(lam)
-        inverse = np.linalg.inv(M)
+        inverse = _inv(M)
         fisher = np.empty((*lam.shape, self.n_statistics))
         fisher[..., 0, 0] = np.sum(polygamma(1, _below(a, self.p)), axis=-1)
         fisher[..., 0, 1:] = fisher[..., 1:, 0] = self.sign * pack_symmetric(inverse)
@@ -145,13 +145,13 @@ class Wishart(_MatrixLaw):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Bartlett's decomposition X = L B B' L', where V = L L'."""
         a, M = self._shape(lam)
-        factor = np.linalg.cholesky(np.linalg.inv(2 * M)) @ _bartlett(a, self._matrix(z))
+        factor = np.linalg.cholesky(_inv(2 * M)) @ _bartlett(a, self._matrix(z))
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
         """Mean df V, and Cov(X_ij, X_kl) = df (V_ik V_jl + V_il V_jk)."""
         a, M = self._shape(lam)
-        V = np.linalg.inv(M) / 2
+        V = _inv(M) / 2
         df = 2 * a[..., None, None]
         cov = df * np.reshape(_exchanges(V), (*lam.shape[:-1], self.p**2, self.p**2))
         return self._flat(df * V), cov
@@ -165,12 +165,12 @@ class Wishart(_MatrixLaw):
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """((df - p - 1) / 2, -V^-1 / 2), packed."""
         df, V = (np.asarray(parameters[name], dtype=np.float64) for name in ("df", "scale"))
-        return _join((df - self.p - 1) / 2, -_symmetric(np.linalg.inv(V)) / 2)
+        return _join((df - self.p - 1) / 2, -_symmetric(_inv(V)) / 2)
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """Degrees of freedom and scale."""
         a, M = self._shape(lam)
-        return {"df": 2 * a, "scale": _symmetric(np.linalg.inv(M)) / 2}
+        return {"df": 2 * a, "scale": _symmetric(_inv(M)) / 2}
 
     def one_jacobian(self, lam: Floats) -> Floats:
         """1/2 for the degrees of freedom, V^-1 (x) V^-1 / 2 for the scale."""
@@ -203,7 +203,7 @@ class InverseWishart(_MatrixLaw):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Inverses of Wishart draws, C B^-T B^-1 C' where Psi = C C'; mirrored, so that X grows with the normals on the diagonal."""
         a, M = self._shape(lam)
-        inverse = np.linalg.inv(_bartlett(a, -self._matrix(z)))
+        inverse = _inv(_bartlett(a, -self._matrix(z)))
         factor = np.linalg.cholesky(2 * M) @ np.swapaxes(inverse, -1, -2)
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
@@ -279,7 +279,7 @@ def _symmetric_kronecker(matrix: Floats) -> Floats:
 
 def _exchanges(V: Floats) -> Floats:
     """V_ik V_jl + V_il V_jk: (..., p, p) -> (..., p, p, p, p)."""
-    return np.einsum("...ik,...jl->...ijkl", V, V) + np.einsum("...il,...jk->...ijkl", V, V)
+    return np.asarray(np.einsum("...ik,...jl->...ijkl", V, V) + np.einsum("...il,...jk->...ijkl", V, V))
 
 
 def _block_diagonal(number: float, block: Floats) -> Floats:
@@ -323,7 +323,7 @@ def _definite(X: Floats) -> Floats:
     scaled, sd = _correlation(X)
     values, vectors = np.linalg.eigh(scaled)
     half = sd[..., :, None] * vectors * np.sqrt(np.maximum(values, 1e-3))[..., None, :]
-    return half @ np.swapaxes(half, -1, -2)
+    return np.asarray(half @ np.swapaxes(half, -1, -2))
 
 
 def _typical(mean: Floats, variance: Floats) -> Floats:
@@ -335,7 +335,7 @@ def _typical(mean: Floats, variance: Floats) -> Floats:
 def _inverse_root(M: Floats) -> Floats:
     """K with K M K' = 1."""
     scaled, sd = _correlation(M)
-    inverse: Floats = np.linalg.inv(np.linalg.cholesky(scaled)) / sd[..., None, :]
+    inverse: Floats = _inv(np.linalg.cholesky(scaled)) / sd[..., None, :]
     return inverse
 
 
@@ -345,3 +345,7 @@ def _undefined(p: int) -> Floats:
 
 def _symmetric(X: Floats) -> Floats:
     return (X + np.swapaxes(X, -1, -2)) / 2
+
+
+def _inv(X: NDArray[np.floating[Any]]) -> Floats:
+    return np.asarray(np.linalg.inv(X), dtype=np.float64)
