@@ -660,6 +660,28 @@ def test_a_start_has_about_the_moments_asked_for(law):
     np.testing.assert_allclose(family.from_moments(family.mean(q), family.cov(q)), started, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("family", "mean", "sd"),
+    [
+        (Gamma(2), [1.0, -1.0], [1.0, 1.0]),
+        (InverseGamma(), [-0.5], [1.0]),
+        (InverseGamma(), [0.5], [0.0]),
+        (Exponential(), [-1.0], [1.0]),
+        (Beta(), [1.5], [0.1]),
+        (Dirichlet(k=2), [1.5, -0.5], [0.1, 0.1]),
+        (Bernoulli(), [1.5], [0.1]),
+        (Poisson(), [-1.0], [1.0]),
+        (NegativeBinomial(), [-1.0], [1.0]),
+        (Wishart(p=2), [1.0, 0.0, 0.0, -1.0], [1.0] * 4),
+        (InverseWishart(p=2), [-1.0, 0.0, 0.0, 1.0], [1.0] * 4),
+    ],
+    ids=repr,
+)
+def test_a_start_outside_of_the_support_is_refused(family, mean, sd):
+    with pytest.raises(ValueError, match=f"a start of {type(family).__name__} must be a mean inside of its support"):
+        family.start(np.array(mean), np.array(sd))
+
+
 @pytest.mark.parametrize("law_class", [Wishart, InverseWishart])
 def test_a_start_from_a_matrix_that_is_not_definite_is_definite(law_class):
     family = law_class(p=2)

@@ -397,18 +397,23 @@ class PositiveDefinite(Support):
         return u @ like(u, np.tile(weights, matrices)) + matrices * p * math.log(2)
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether matrices are symmetric and their eigenvalues, with the diagonal scaled to one, not negative."""
+        """Whether every matrix is symmetric and has no negative eigenvalue; with ``strict``, none of zero."""
         x = np.asarray(x, dtype=np.float64)
-        if x.ndim < 2 or x.shape[-1] != x.shape[-2] or not np.all(np.isfinite(x)):
-            return False
+        return x.ndim >= 2 and x.shape[-1] == x.shape[-2] and bool(np.all(self.holds(x, strict=strict)))
+
+    @staticmethod
+    def holds(x: NDArray[np.float64], *, strict: bool = False) -> NDArray[np.bool_]:
+        """`contains` for each matrix on its own, by eigenvalues with the diagonal scaled to one: (..., p, p) -> (...)."""
+        finite = np.all(np.isfinite(x), axis=(-2, -1))
+        x = np.where(finite[..., None, None], x, 0.0)
         diagonal = np.diagonal(x, axis1=-2, axis2=-1)
-        if not np.all(diagonal > 0 if strict else diagonal >= 0):
-            return False
-        sd = np.sqrt(np.maximum(diagonal, np.finfo(np.float64).tiny))
-        scaled = x / sd[..., :, None] / sd[..., None, :]
-        is_symmetric = np.all(np.abs(scaled - np.swapaxes(scaled, -1, -2)) <= 1e-6)
-        smallest = np.linalg.eigvalsh(np.clip(scaled, -2.0, 2.0))[..., 0]
-        return bool(is_symmetric and np.all(smallest > 1e-14 if strict else smallest >= -1e-8))
+        sd = np.sqrt(np.maximum(np.abs(diagonal), np.finfo(np.float64).tiny))
+        with np.errstate(over="ignore"):
+            scaled = np.clip(x / sd[..., :, None] / sd[..., None, :], -2.0, 2.0)
+        symmetric = np.all(np.abs(scaled - np.swapaxes(scaled, -1, -2)) <= 1e-6, axis=(-2, -1))
+        smallest = np.linalg.eigvalsh(scaled)[..., 0]
+        definite = smallest > 1e-14 if strict else smallest >= -1e-8
+        return np.asarray(finite & symmetric & definite)
 
     def constrained_shape(self, shape: Shape) -> Shape:
         """The matrices whose entries on and below the diagonal lie along the last axis."""

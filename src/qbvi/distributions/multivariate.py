@@ -139,7 +139,7 @@ class MatrixPrior(Distribution):
     def log_prob(self, x: Array) -> Array:
         """Log-density of the entries on and below the diagonal, minus infinity where a matrix is not definite: ``(n, *shape)`` -> (n,)."""
         matrices = to_numpy(x).reshape(x.shape[0], -1, *self.shape[-2:])
-        inside = np.array([[self.support.contains(matrix, strict=True) for matrix in row] for row in matrices])
+        inside = self.support.holds(matrices, strict=True)
         factor = np.linalg.cholesky(np.where(inside[..., None, None], matrices, np.eye(self.shape[-1])))
         log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
         terms = np.where(inside, self._log_density(factor, log_diagonal), -np.inf)

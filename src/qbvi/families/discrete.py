@@ -99,7 +99,7 @@ class Bernoulli(ExponentialFamily):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean."""
-        return np.asarray(np.clip(logit(np.clip(mean, 0.0, 1.0)), -_LOG_ODDS, _LOG_ODDS))
+        return np.asarray(np.clip(logit(mean), -_LOG_ODDS, _LOG_ODDS))
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """logit(p); a certain value is as certain as double precision allows."""
@@ -314,7 +314,7 @@ class Poisson(ExponentialFamily):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean."""
-        return np.clip(np.log(np.maximum(mean, np.exp(-_LOG_ODDS))), -_LOG_ODDS, _LOG_COUNT)
+        return np.clip(np.log(np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS, _LOG_COUNT)
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """Log rate."""
@@ -404,7 +404,7 @@ class NegativeBinomial(ExponentialFamily):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean."""
-        return np.maximum(-np.log1p(self.count / np.maximum(mean, np.exp(-_LOG_ODDS))), -_LOG_ODDS)
+        return np.maximum(-np.log1p(self.count / np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS)
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """log(1 - p), within what double precision can hold."""

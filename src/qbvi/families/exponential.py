@@ -174,7 +174,16 @@ class ExponentialFamily(Family):
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
-        return np.reshape(self.one_from_moments(self._values(loc), self._values(scale)), (-1,))
+        with np.errstate(all="ignore"):  # moments that no member has may give anything
+            lam = self.one_from_moments(self._values(loc), self._values(scale))
+            inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
+        if not inside:
+            given = f"mean {np.asarray(loc).tolist()} and sd {np.asarray(scale).tolist()}"
+            msg = (
+                f"a start of {type(self).__name__} must be a mean inside of its support and a positive sd, got {given}"
+            )
+            raise ValueError(msg)
+        return np.reshape(lam, (-1,))
 
     def from_moments(self, mean: Array, cov: Array) -> Array:
         """Return a member with about this mean and the variances on the diagonal of ``cov``."""

@@ -158,9 +158,9 @@ class Wishart(_MatrixLaw):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean, and degrees of freedom that fit the standard deviations of the diagonal."""
-        mean, variance = _definite(self._matrix(mean)), self._matrix(sd) ** 2
-        df = np.maximum(2 * _typical(mean, variance), self.p)
-        return self.one_natural({"df": df, "scale": mean / df[..., None, None]})
+        center, variance = self._matrix(mean), self._matrix(sd) ** 2
+        df = np.maximum(2 * _typical(center, variance), self.p)
+        return self.one_natural({"df": df, "scale": _definite(center) / np.where(df > 0, df, 1.0)[..., None, None]})
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """((df - p - 1) / 2, -V^-1 / 2), packed."""
@@ -223,9 +223,9 @@ class InverseWishart(_MatrixLaw):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean, and degrees of freedom that fit the standard deviations of the diagonal."""
-        mean, variance = _definite(self._matrix(mean)), self._matrix(sd) ** 2
-        nu = 2 + 2 * _typical(mean, variance)
-        return self.one_natural({"df": nu + self.p + 1, "scale": nu[..., None, None] * mean})
+        center, variance = self._matrix(mean), self._matrix(sd) ** 2
+        nu = 2 + 2 * _typical(center, variance)
+        return self.one_natural({"df": nu + self.p + 1, "scale": nu[..., None, None] * _definite(center)})
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """(-(df + p + 1) / 2, -Psi / 2), packed."""
@@ -327,9 +327,10 @@ def _definite(X: Floats) -> Floats:
 
 
 def _typical(mean: Floats, variance: Floats) -> Floats:
-    """Squared mean over variance, in the middle of the diagonal."""
-    ratios = np.diagonal(mean, axis1=-2, axis2=-1) ** 2 / np.diagonal(variance, axis1=-2, axis2=-1)
-    return np.asarray(np.median(ratios, axis=-1))
+    """Squared mean over variance, in the middle of the diagonal; NaN where that is not positive."""
+    diagonal = np.diagonal(mean, axis1=-2, axis2=-1)
+    ratios = diagonal**2 / np.diagonal(variance, axis1=-2, axis2=-1)
+    return np.where(np.all(diagonal > 0, axis=-1), np.median(ratios, axis=-1), np.nan)
 
 
 def _inverse_root(M: Floats) -> Floats:
