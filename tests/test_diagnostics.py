@@ -26,9 +26,10 @@ def test_a_wrong_variance_is_proved_with_about_the_right_number_of_nats(family):
     for seed in range(50):
         rng = np.random.default_rng(seed)
         z = rng.standard_normal((200, family.dim))
-        gains.append(still_to_gain(standard(family, z), 0.6 * (z[:, 0] ** 2 - 1) / np.sqrt(2) + 0.1 * rng.standard_normal(200)))
+        gains.append(
+            still_to_gain(standard(family, z), 0.6 * (z[:, 0] ** 2 - 1) / np.sqrt(2) + 0.1 * rng.standard_normal(200))
+        )
     np.testing.assert_allclose(gains, 0.18, atol=0.03)
-
 
 
 def standard(family, z):

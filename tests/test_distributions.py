@@ -14,7 +14,9 @@ from scipy.special import expit, logit
 from qbvi.arrays import to_numpy
 from qbvi.distributions import (
     DISTRIBUTIONS,
+    Bernoulli,
     Beta,
+    Categorical,
     Dirichlet,
     Distribution,
     Exponential,
@@ -23,19 +25,32 @@ from qbvi.distributions import (
     HalfCauchy,
     HalfNormal,
     InverseGamma,
+    InverseWishart,
     LogNormal,
     LogPrior,
     MultivariateNormal,
+    NegativeBinomial,
     Normal,
+    Poisson,
     SciPyPrior,
     StudentT,
     Transformed,
     Uniform,
+    Wishart,
     as_distribution,
     distribution_from_spec,
 )
 from qbvi.distributions.base import as_shape
-from qbvi.supports import Bijection, Interval, Ordered, Positive, Real, Simplex, UserDefinedError
+from qbvi.families import LAWS
+from qbvi.supports import (
+    Bijection,
+    Interval,
+    Ordered,
+    Positive,
+    Real,
+    Simplex,
+    UserDefinedError,
+)
 
 COV = np.array([[2.0, 0.6, -0.3], [0.6, 1.0, 0.2], [-0.3, 0.2, 0.5]])
 A = np.array([1.5, 3.0])
@@ -53,6 +68,21 @@ SCALAR = [
     (HalfCauchy(B), stats.halfcauchy(scale=B)),
     (StudentT(A + 3, A, B), stats.t(A + 3, A, B)),
     (Uniform(-A, B), stats.uniform(-A, A + B)),
+]
+
+
+# whole numbers: ours, the same in SciPy, each with two entries
+DISCRETE = [
+    (Bernoulli([0.2, 0.7]), stats.bernoulli([0.2, 0.7])),
+    (Poisson([0.4, 6.0]), stats.poisson([0.4, 6.0])),
+    (NegativeBinomial([3, 5], [0.3, 0.8]), stats.nbinom([3, 5], [0.3, 0.8])),
+]
+CHOICE = Categorical([[0.1, 0.4, 0.5], [0.7, 0.3, 0.0]])
+MATRICES = [
+    (Wishart([4.0, 7.5], [COV, COV[::-1, ::-1]]), stats.wishart),
+    (Wishart(2.5, COV, shape=(2, 3, 3)), stats.wishart),
+    (InverseWishart([4.0, 7.5], [COV, COV[::-1, ::-1]]), stats.invwishart),
+    (InverseWishart(9, COV), stats.invwishart),
 ]
 
 
@@ -85,6 +115,9 @@ PROPER = [
     SciPyPrior(stats.multivariate_normal([1.0, 2.0, 3.0], COV)),
     SciPyPrior(stats.multivariate_t([1.0, 2.0], [[2.0, 0.3], [0.3, 1.0]], df=4)),
     SciPyPrior(stats.dirichlet([1.0, 2.0, 3.0])),
+    *(prior for prior, _ in MATRICES),
+    SciPyPrior(stats.wishart(4, COV)),
+    SciPyPrior(stats.invwishart(4, COV)),
     Normal(0.0, 2.0, shape=(2, 3)),
     Normal(),
 ]
@@ -97,6 +130,7 @@ IMPROPER = [
     LogPrior(laplace, 2, Positive()),
 ]
 CASES = [*PROPER, *IMPROPER]
+WHOLE = [*(prior for prior, _ in DISCRETE), *(SciPyPrior(frozen) for _, frozen in DISCRETE), CHOICE]
 NAMESPACES = [np, array_api_strict]
 
 
@@ -278,7 +312,7 @@ def test_joint_draws_have_their_moments():
     assert np.all(np.abs(spread.mean(0) - variance) < bound * spread.std(0) / math.sqrt(n))
 
 
-@every(PROPER)
+@every([*PROPER, *WHOLE])
 def test_draws_have_the_shape_and_lie_in_the_support(prior):
     assert prior.can_sample
     x = prior.sample(np.random.default_rng(0), 11)
@@ -322,6 +356,16 @@ def test_tails_decay_where_the_naive_formula_overflows():
         (Gamma(2, 2, shape=2), [1.0, -1.0]),
         (Dirichlet([1.0, 1.0], shape=(2, 2)), [[0.5, 0.5], [0.7, 0.7]]),
         (SciPyPrior(stats.expon(loc=1.0)), 0.5),
+        (Wishart(3, np.eye(2)), [[1.0, 2.0], [2.0, 1.0]]),
+        (Wishart(3, np.eye(2)), [[1.0, 0.2], [0.0, 1.0]]),
+        (InverseWishart(3, np.eye(2)), [[-1.0, 0.0], [0.0, 1.0]]),
+        (Bernoulli(0.3), 0.5),
+        (Bernoulli(0.3), 2.0),
+        (Bernoulli(0.0), 1.0),
+        (Poisson(3.0, shape=2), [1.0, -1.0]),
+        (NegativeBinomial(3, 0.2), 1.5),
+        (Categorical([0.5, 0.5]), 2.0),
+        (CHOICE, [0.0, 2.0]),
     ],
     ids=repr,
 )
@@ -330,6 +374,8 @@ def test_density_is_zero_outside_of_the_support(prior, x):
 
 
 def test_nan_is_not_taken_for_zero_density():
+    assert np.isnan(Poisson(2).log_prob(np.array([np.nan]))[0])
+    assert np.isnan(Wishart(3, np.eye(2)).log_prob(np.full((1, 2, 2), np.nan))[0])
     assert np.isnan(Gamma(2, 2).log_prob(np.array([np.nan]))[0])
 
 
@@ -351,8 +397,106 @@ def test_spec_round_trip_through_json(prior):
         np.testing.assert_array_equal(back.log_prob_unconstrained(u), prior.log_prob_unconstrained(u))
 
 
+@pytest.mark.parametrize("xp", NAMESPACES)
+@pytest.mark.parametrize(("prior", "scipys"), DISCRETE, ids=name)
+def test_probabilities_of_whole_numbers_are_scipys(prior, scipys, xp):
+    x = scipys.rvs((50, 2), random_state=np.random.default_rng(0)).astype(float)
+    np.testing.assert_allclose(to_numpy(prior.log_prob(xp.asarray(x))), scipys.logpmf(x).sum(-1), rtol=1e-11)
+
+
+@every(WHOLE)
+def test_whole_numbers_have_their_moments_and_round_trip(prior):
+    n, bound = 40_000, stats.norm.isf(1e-7)
+    x = prior.sample(np.random.default_rng(5), n)
+    mean, sd = prior.initial()
+    assert np.all(np.abs(x.mean(0) - mean) < bound * sd / math.sqrt(n))
+    spread = (x - mean) ** 2
+    assert np.all(np.abs(spread.mean(0) - sd**2) < bound * spread.std(0) / math.sqrt(n))
+    back = distribution_from_spec(json.loads(json.dumps(prior.to_spec(), allow_nan=False)))
+    np.testing.assert_array_equal(back.log_prob(x[:20]), prior.log_prob(x[:20]))
+    assert (back.shape, back.support) == (prior.shape, prior.support)
+    assert prior.support.is_discrete
+    with pytest.raises(ValueError, match="is discrete: give it a family of its own"):
+        prior.log_prob_unconstrained(np.zeros((1, prior.dim)))
+
+
+def test_categorical_probabilities_sum_to_one_and_have_their_frequencies():
+    grid = np.stack(np.meshgrid(range(3), range(3)), -1).reshape(-1, 2).astype(float)
+    with np.errstate(divide="ignore"):
+        expected = np.log(CHOICE.probs[0, grid[:, 0].astype(int)] * CHOICE.probs[1, grid[:, 1].astype(int)])
+    np.testing.assert_allclose(CHOICE.log_prob(grid), expected, rtol=1e-12)
+    x = CHOICE.sample(np.random.default_rng(0), 40_000)
+    counts = np.array([[np.mean(x[:, i] == j) for j in range(3)] for i in range(2)])
+    np.testing.assert_allclose(counts, CHOICE.probs, atol=stats.norm.isf(1e-7) * 0.5 / 200)
+
+
+@pytest.mark.parametrize("xp", NAMESPACES)
+@pytest.mark.parametrize(("prior", "scipys"), MATRICES, ids=lambda case: getattr(case, "__name__", ""))
+def test_densities_of_matrices_are_scipys(prior, scipys, xp):
+    x = prior.sample(np.random.default_rng(0), 6)
+    parameters = prior.parameters()
+    copies = x.reshape(6, -1, 3, 3)
+    frozen = [scipys(df, scale) for df, scale in zip(*parameters.values(), strict=True)]
+    expected = [sum(law.logpdf(matrix) for law, matrix in zip(frozen, row, strict=True)) for row in copies]
+    np.testing.assert_allclose(to_numpy(prior.log_prob(xp.asarray(x))), expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("prior", "scipys"), [case for case in MATRICES if np.all(case[0].df > 6)])
+def test_draws_of_matrices_have_their_moments(prior, scipys):
+    n, bound = 40_000, stats.norm.isf(1e-7)
+    x = prior.sample(np.random.default_rng(0), n)
+    law = scipys(float(prior.df), prior.scale)
+    assert np.all(np.abs(x.mean(0) - law.mean()) < bound * np.sqrt(law.var() / n))
+    spread = (x - law.mean()) ** 2
+    assert np.all(np.abs(spread.mean(0) - law.var()) < bound * spread.std(0) / math.sqrt(n))
+
+
+@pytest.mark.parametrize("prior", [Wishart(3, [[2.0]]), InverseWishart(3, [[2.0]])])
+def test_densities_of_one_by_one_matrices_integrate_to_one(prior):
+    total = quad(lambda u: math.exp(prior.log_prob_unconstrained(np.array([[u]]))[0]), -20, 20, limit=300)[0]
+    assert total == pytest.approx(1.0, abs=1e-7)
+
+
+LAWS_OF_PRIORS = [
+    InverseGamma(A, B),
+    Gamma(A, B),
+    Beta(A, B),
+    Exponential(B),
+    Dirichlet([[1.0, 2.0, 3.0], [0.5, 0.7, 2.0]]),
+    MATRICES[0][0],
+    MATRICES[2][0],
+    *(prior for prior, _ in DISCRETE[:2]),
+    NegativeBinomial(3, [0.3, 0.8]),
+    CHOICE,
+    SciPyPrior(stats.gamma(A, scale=2.0)),
+    SciPyPrior(stats.wishart(4, COV)),
+    SciPyPrior(stats.poisson([1.0, 2.0])),
+]
+
+
+@every(LAWS_OF_PRIORS)
+def test_a_prior_is_a_member_of_the_family_of_its_law(prior):
+    """The family built from a prior's parameters has that density, to the constant."""
+    parameters = prior.parameters()
+    family = LAWS[prior.law].from_parameters(parameters)
+    x = prior.sample(np.random.default_rng(0), 8)
+    flat = x.reshape(8, -1)
+    assert family.dim == flat.shape[1]
+    np.testing.assert_allclose(family.log_prob(family.member(parameters), flat), prior.log_prob(x), rtol=1e-7)
+
+
+def test_every_law_has_a_prior():
+    assert {prior.law for prior in LAWS_OF_PRIORS} == set(LAWS)
+
+
+@every([Normal(), MultivariateNormal(0.0, COV), LogNormal(), HalfNormal(), StudentT(3), Uniform(), Flat(2)])
+def test_priors_without_a_law_of_their_own_say_so(prior):
+    assert prior.parameters() is None
+    assert prior.law is None
+
+
 def test_registry_is_covered_and_closed():
-    assert {type(prior).__name__ for prior in CASES} == set(DISTRIBUTIONS)
+    assert {type(prior).__name__ for prior in [*CASES, *WHOLE]} == set(DISTRIBUTIONS)
     with pytest.raises(ValueError, match=r"one of Normal.*got 'eval'"):
         distribution_from_spec({"kind": "eval"})
     with pytest.raises(ValueError, match="damaged"):
@@ -456,6 +600,42 @@ class TestValidation:
             MultivariateNormal(np.zeros(3), np.eye(2))
         with pytest.raises(ValueError, match="`cov` must be finite"):
             MultivariateNormal(np.zeros(2), np.full((2, 2), np.nan))
+
+    @pytest.mark.parametrize(
+        ("build", "message"),
+        [
+            (lambda: Bernoulli(1.5), r"`p` must lie in \[0, 1\], got 1.5"),
+            (lambda: Bernoulli([0.2, -0.1]), r"`p` must lie in \[0, 1\], got -0.1"),
+            (lambda: Poisson(-2.0), "`rate` must be positive, got -2.0"),
+            (lambda: NegativeBinomial(2.5, 0.3), "`count` must be a whole number of at least 1, got 2.5"),
+            (lambda: NegativeBinomial(0, 0.3), "`count` must be a whole number of at least 1, got 0"),
+            (lambda: NegativeBinomial(2, 0.0), "`p` must be positive, got 0"),
+            (lambda: NegativeBinomial(2, 1.1), r"`p` must lie in \[0, 1\], got 1.1"),
+            (
+                lambda: Categorical([0.5, 0.6]),
+                "`probs` must sum to one along its last axis, got 1.1; divide by the sum",
+            ),
+            (lambda: Categorical([1.2, -0.2]), r"`probs` must lie in \[0, 1\], got 1.2"),
+            (lambda: Categorical([1.0]), r"`probs` must have 2 or more categories .* got shape \(1,\)"),
+            (lambda: Categorical([0.5, 0.5], shape=(2.5,)), "`shape` must be a whole number"),
+            (lambda: Wishart(1.0, np.eye(2)), "`df` must be above 1, .* 2 x 2 scale, got 1.0"),
+            (lambda: InverseWishart([5, 1.5], np.eye(3)), "`df` must be above 2, .* 3 x 3 scale, got 1.5"),
+            (
+                lambda: Wishart(5, [[1.0, 2.0], [2.0, 1.0]]),
+                "`scale` must be positive definite, got a smallest eigenvalue",
+            ),
+            (lambda: Wishart(5, [[1.0, 0.5], [0.0, 1.0]]), "`scale` must be symmetric, .* up to 0.5"),
+            (lambda: Wishart(5, [1.0, 2.0]), r"`scale` must be a square matrix .* got shape \(2,\)"),
+            (
+                lambda: Wishart(5, np.eye(2), shape=(3, 3)),
+                r"`shape` must end in \(2, 2\), the size of `scale`, got \(3, 3\)",
+            ),
+            (lambda: Wishart([5, 6], np.eye(2), shape=(3, 2, 2)), r"to `shape` \(3,\), got `df` \(2,\)"),
+        ],
+    )
+    def test_laws_of_whole_numbers_and_matrices(self, build, message):
+        with pytest.raises(ValueError, match=message):
+            build()
 
     def test_dirichlet_needs_two_categories(self):
         with pytest.raises(ValueError, match="2 or more categories"):
@@ -606,8 +786,12 @@ class TestSciPy:
         np.testing.assert_allclose(gamma.log_prob(x), stats.gamma([2.0, 3.0]).logpdf(x).sum(-1))
 
     def test_errors(self):
-        with pytest.raises(TypeError, match=r"continuous distribution .* got rv_discrete_frozen"):
-            as_distribution(stats.poisson(2))
+        with pytest.raises(
+            TypeError, match=r"continuous distribution .* or an unshifted bernoulli, .* got rv_discrete_frozen"
+        ):
+            as_distribution(stats.geom(0.2))
+        with pytest.raises(TypeError, match="or an unshifted bernoulli, poisson, nbinom"):
+            as_distribution(stats.poisson(2, loc=1))
         with pytest.raises(TypeError, match="continuous distribution"):
             as_distribution(stats.multinomial(3, [0.5, 0.5]))
         with pytest.raises(TypeError, match="must be frozen, got norm_gen"):
@@ -615,7 +799,7 @@ class TestSciPy:
         with pytest.raises(TypeError, match="must be frozen, got multivariate_normal_gen"):
             as_distribution(stats.multivariate_normal)
         with pytest.raises(TypeError, match="curved set"):
-            as_distribution(stats.wishart(5, np.eye(2)))
+            as_distribution(stats.vonmises_fisher([1.0, 0.0], 2.0))
         with pytest.raises(TypeError, match="must have `rvs`"):
             as_distribution(stats.gaussian_kde([1.0, 2.0, 3.0]))
         with pytest.raises(ValueError, match="outside of their domain"):
@@ -642,4 +826,7 @@ def test_reprs_read_like_the_call():
     assert repr(Normal(0, 5, shape=4)) == "Normal(loc=0.0, scale=5.0, shape=(4,))"
     assert repr(Dirichlet([1, 1])) == "Dirichlet(concentration=[1.0, 1.0])"
     assert repr(SciPyPrior(stats.gamma(2.0))) == "SciPyPrior(gamma(a=2.0, loc=0.0, scale=1.0), shape=())"
+    assert repr(Categorical([0.5, 0.5], shape=3)) == "Categorical(probs=[0.5, 0.5], shape=(3,))"
+    assert repr(NegativeBinomial(3, 0.5)) == "NegativeBinomial(count=3.0, p=0.5)"
+    assert repr(Wishart(3, [[2.0]])) == "Wishart(df=3.0, scale=[[2.0]])"
     assert repr(Normal(np.zeros(50))) == "Normal(loc=<array of shape (50,)>, scale=1.0)"

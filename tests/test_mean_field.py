@@ -10,6 +10,7 @@ from scipy.special import digamma, gammaln
 
 import qbvi
 from oracles import har
+from qbvi.arrange import KnownPrior, arrange
 from qbvi.families import Bernoulli, Gaussian, InverseGamma
 
 SEEDS = range(10)
@@ -28,12 +29,12 @@ def gamma_poisson():
 
 
 def beta_binomial():
-    return lambda p: 7 * np.log(p) + 3 * np.log1p(-p), qbvi.Beta(2.0, 2.0), {"a": 9.0, "b": 5.0}
+    return lambda p: 7 * np.log(p) + 3 * np.log1p(-p), qbvi.Beta(2.0, 2.0), {"alpha": 9.0, "beta": 5.0}
 
 
 def dirichlet_multinomial():
-    y = np.array([12.0, 3.0, 7.0])
-    return lambda p: np.sum(y * np.log(p)), qbvi.Dirichlet([1.0, 2.0, 1.5]), {"concentration": y + [1.0, 2.0, 1.5]}
+    y, c = np.array([12.0, 3.0, 7.0]), np.array([1.0, 2.0, 1.5])
+    return lambda p: np.sum(y * np.log(p)), qbvi.Dirichlet(c), {"concentration": y + c}
 
 
 def inverse_gamma_variance():
@@ -54,7 +55,7 @@ def inverse_wishart_covariance():
 
 def beta_negative_binomial():
     y = np.array([4.0, 7.0, 2.0])
-    exact = {"a": 2.0 + 5 * y.size, "b": 3.0 + y.sum()}
+    exact = {"alpha": 2.0 + 5 * y.size, "beta": 3.0 + y.sum()}
     return lambda p: np.sum(5 * np.log(p) + y * np.log1p(-p)), qbvi.Beta(2.0, 3.0), exact
 
 
@@ -202,10 +203,12 @@ def test_every_estimator_serves_the_product(estimator):
     """At the optimum the expected natural gradient vanishes: one long average over draws says so within its error."""
     case = synthetic()
     m, S, alpha, beta = case.optimum(False)
-    model, family = qbvi.arrange.arrange(case.priors, "auto")
+    model, family = arrange(case.priors, "auto")
     gaussian, law = family.factors
-    q = np.concatenate([gaussian.from_moments(m, S), law.member({"alpha": np.array([alpha]), "beta": np.array([beta])})])
-    prior = qbvi.arrange.KnownPrior(model, family)
+    q = np.concatenate(
+        [gaussian.from_moments(m, S), law.member({"alpha": np.array([alpha]), "beta": np.array([beta])})]
+    )
+    prior = KnownPrior(model, family)
     from qbvi.algorithm import ESTIMATORS
     from qbvi.estimators import Batch
 
@@ -279,7 +282,9 @@ def test_switches_find_the_best_product_of_bernoullis():
 
     fit = qbvi.fit(f, qbvi.Bernoulli(0.5, shape=d), seed=2)
     p = np.clip(fit.mean, 1e-9, 1 - 1e-9)
-    best = max(_ascend(bound, start, log_joint, states) for start in (np.full(d, 0.5), np.full(d, 0.9), np.full(d, 0.1)))
+    best = max(
+        _ascend(bound, start, log_joint, states) for start in (np.full(d, 0.5), np.full(d, 0.9), np.full(d, 0.1))
+    )
     assert best - bound(p) < 0.05
     assert isinstance(fit.family, Bernoulli)
 
@@ -311,11 +316,11 @@ def test_a_prior_keeps_its_law_and_the_rest_is_gaussian():
 
 def test_family_by_parameter_and_in_groups():
     prior = {"s": qbvi.InverseGamma(3, 1), "b": qbvi.Normal(0, 1, shape=2), "t": qbvi.Gamma(2, 1)}
-    _, family = qbvi.arrange.arrange(prior, {"s": "gamma", ("b", "t"): "full"})
+    _, family = arrange(prior, {"s": "gamma", ("b", "t"): "full"})
     assert [type(f).__name__ for f in family.factors] == ["Gamma", "Gaussian"]
-    _, family = qbvi.arrange.arrange(prior, "full")
+    _, family = arrange(prior, "full")
     assert family == Gaussian(4)
-    _, family = qbvi.arrange.arrange({"e": qbvi.Exponential(2.0)}, "auto")
+    _, family = arrange({"e": qbvi.Exponential(2.0)}, "auto")
     assert type(family).__name__ == "Gamma"
 
 
@@ -346,7 +351,9 @@ def test_moments_of_a_law_are_its_own():
     law = scipy.stats.invgamma(exact["alpha"], scale=exact["beta"])
     np.testing.assert_allclose([fit.mean, fit.sd], [law.mean(), law.std()], rtol=1e-6)
     row = fit.summary()["theta"]
-    np.testing.assert_allclose([row.lower, row.upper], law.ppf([0.025, 0.975]), rtol=0.01)  # from 8,192 quasi-random draws
+    np.testing.assert_allclose(
+        [row.lower, row.upper], law.ppf([0.025, 0.975]), rtol=0.01
+    )  # from 8,192 quasi-random draws
 
 
 @pytest.mark.parametrize(

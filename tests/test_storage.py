@@ -47,7 +47,9 @@ def make_fit(prior=None, kind="full", **changes):
     families = {
         "full": Gaussian(d),
         "diagonal": DiagonalGaussian(d),
-        "blocks": GaussianProduct((Gaussian(d - half), DiagonalGaussian(half)), (tuple(range(half, d)), tuple(range(half)))),
+        "blocks": GaussianProduct(
+            (Gaussian(d - half), DiagonalGaussian(half)), (tuple(range(half, d)), tuple(range(half)))
+        ),
     }
     factor = rng.normal(size=(d, d)) / 3
     q = families[kind].from_moments(rng.normal(size=d), factor @ factor.T + np.eye(d) / 9)

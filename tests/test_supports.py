@@ -16,9 +16,11 @@ from qbvi.supports import (
     Interval,
     Ordered,
     Positive,
+    PositiveDefinite,
     Real,
     Simplex,
     UserDefinedError,
+    WholeNumbers,
     bounded_exp,
     bounded_log,
     softplus,
@@ -62,7 +64,11 @@ CASES = [
     (Ordered(), (1,)),
     (Ordered(), (4,)),
     (Ordered(), (2, 3)),
+    (PositiveDefinite(), (1, 1)),
+    (PositiveDefinite(), (3, 3)),
+    (PositiveDefinite(), (2, 2, 2)),
 ]
+DISCRETE = [(WholeNumbers(), (3,)), (WholeNumbers(0, 1), (2, 2)), (WholeNumbers(-3, 4), ())]
 WITH_BIJECTION = [*CASES, (GARCH, (3,))]
 NAMESPACES = [np, array_api_strict]
 
@@ -72,8 +78,10 @@ def draws(support, shape, n=6, scale=1.3):
 
 
 def free_entries(x, support, shape):
-    """The entries that carry the density: all but the last of a simplex."""
+    """The entries that carry the density: all but the last of a simplex, those on and below the diagonal of a matrix."""
     x = x[..., :-1] if isinstance(support, Simplex) else x
+    if isinstance(support, PositiveDefinite):
+        x = x[(..., *np.tril_indices(shape[-1]))]
     return x.reshape(len(x), -1)
 
 
@@ -134,7 +142,7 @@ def test_float32_stays_float32_and_in_the_support(support, shape):
     assert np.all(np.isfinite(support.log_jacobian(u, shape)))
 
 
-@pytest.mark.parametrize(("support", "shape"), CASES)
+@pytest.mark.parametrize(("support", "shape"), [*CASES, *DISCRETE])
 def test_spec_round_trip_through_json(support, shape):
     text = json.dumps(support.to_spec(), allow_nan=False)
     assert support_from_spec(json.loads(text)) == support
@@ -142,7 +150,7 @@ def test_spec_round_trip_through_json(support, shape):
 
 
 def test_registry_is_complete_and_closed():
-    assert {type(support).__name__ for support, _ in WITH_BIJECTION} == set(SUPPORTS)
+    assert {type(support).__name__ for support, _ in [*WITH_BIJECTION, *DISCRETE]} == set(SUPPORTS)
     with pytest.raises(ValueError, match=r"one of Real.*got 'os.system'"):
         support_from_spec({"kind": "os.system"})
     with pytest.raises(UserDefinedError, match="user-defined"):
@@ -158,6 +166,10 @@ def test_registry_is_complete_and_closed():
         (Interval(-INF, 1.0), -50.0, 1.0, INF),
         (Simplex(), [0.3, 0.7], [0.0, 1.0], [0.5, 0.6]),
         (Ordered(), [1.0, 2.0], [1.0, 1.0], [2.0, 1.0]),
+        (PositiveDefinite(), [[2.0, 1.0], [1.0, 2.0]], [[1.0, 1.0], [1.0, 1.0]], [[1.0, 2.0], [2.0, 1.0]]),
+        (PositiveDefinite(), [[2e-9, 1.0], [1.0, 2e9]], [[0.0, 0.0], [0.0, 1.0]], [[1.0, 0.2], [0.0, 1.0]]),
+        (WholeNumbers(0, 3), 3.0, None, 4.0),
+        (WholeNumbers(), [0.0, 1e9], None, 1.5),
     ],
 )
 def test_contains(support, inside, boundary, outside):
@@ -167,6 +179,36 @@ def test_contains(support, inside, boundary, outside):
     if boundary is not None:
         assert support.contains(boundary)
         assert not support.contains(boundary, strict=True)
+
+
+@pytest.mark.parametrize(("support", "shape"), DISCRETE)
+def test_no_map_reaches_whole_numbers_and_the_error_says_what_to_do(support, shape):
+    assert support.is_discrete
+    assert not Real().is_discrete
+    assert support.unconstrained_size(shape) == math.prod(shape)
+    values = np.zeros((1, *shape))
+    for use in (support.constrain, support.unconstrain, support.log_jacobian):
+        with pytest.raises(ValueError, match=r"is discrete: give it a family of its own, e\.g\. family=\{"):
+            use(values, shape)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 2), (0, 2.5), (3, 2), (-INF, 0), (0, math.nan)])
+def test_whole_numbers_refuse_bad_ends(low, high):
+    with pytest.raises(ValueError, match="must be whole numbers"):
+        WholeNumbers(low, high)
+
+
+def test_a_singular_matrix_is_unconstrained_to_finite_numbers():
+    singular = np.array([[[1.0, 1.0], [1.0, 1.0]], [[0.0, 0.0], [0.0, 0.0]], [[1.0, 2.0], [2.0, 4.0]]])
+    u = PositiveDefinite().unconstrain(singular, (2, 2))
+    assert np.all(np.isfinite(u))
+    np.testing.assert_allclose(PositiveDefinite().constrain(u, (2, 2)), singular, atol=1e-12)
+
+
+def test_matrices_of_very_different_units_survive_the_round_trip():
+    x = np.array([[[1e12, 0.3], [0.3, 1e-12]]])
+    back = PositiveDefinite().constrain(PositiveDefinite().unconstrain(x, (2, 2)), (2, 2))
+    np.testing.assert_allclose(back, x, rtol=1e-12)
 
 
 def test_real_does_not_contain_infinity():
@@ -181,6 +223,12 @@ def test_unconstrained_sizes():
         Simplex().unconstrained_size((1,))
     with pytest.raises(ValueError, match="last axis"):
         Ordered().unconstrained_size(())
+    assert PositiveDefinite().unconstrained_size((2, 3, 3)) == 12
+    assert PositiveDefinite().constrained_shape((2, 6)) == (2, 3, 3)
+    with pytest.raises(ValueError, match=r"end in \(p, p\), got \(2, 3\)"):
+        PositiveDefinite().unconstrained_size((2, 3))
+    with pytest.raises(ValueError, match="along the last axis, got 4"):
+        PositiveDefinite().constrained_shape((4,))
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (INF, INF), (-1.7e308, 1.7e308)])

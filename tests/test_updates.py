@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from qbvi.arrays import to_numpy
-from qbvi.families import Gaussian
-from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, SeparateRates, Where
+from qbvi.families import Gaussian, InverseGamma
+from qbvi.steps import BoundedRate, InParameters, Plain
+from qbvi.updates import Chain, ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates, Where
 
 
 def at(t, xp=np, family=None, q=None):
@@ -63,6 +64,74 @@ def test_separate_rates_decay_together(rng):
     early, late = (SeparateRates(0.2, 0.2, decay_after=10)(g, (), at(t, np, family, q))[0] for t in (0, 99))
     np.testing.assert_allclose(early, 0.2 * g)
     np.testing.assert_allclose(late, 0.02 * g)
+
+
+NATURAL, TEXTBOOK = BoundedRate(0.5), InParameters(0.5)
+
+
+def steps_needed(target, step, updates, limit, close=1e-6):
+    """How many steps one inverse gamma factor takes from alpha = 3, beta = 1 to within ``close`` nats of a conjugate posterior.
+
+    The log-joint is ``phi . eta``, so the natural gradient ``eta - lam`` is known and nothing is random.
+    """
+    family = InverseGamma()
+    eta, q = family.member(target), family.member({"alpha": 3.0, "beta": 1.0})
+    for t in range(limit):
+        if family.kl(q, eta) < close:
+            return t
+        direction, _ = updates(eta - q, updates.init(q), at(t, np, family, q))
+        q, inside = step(family, q, direction)
+        assert inside
+    return limit
+
+
+def test_the_three_updates_of_a_factor_have_one_fixed_point():
+    """The paper's Appendix C: natural parameters (ii-a), textbook ones through their Fisher information (ii-b), Euclidean (iii)."""
+    target = {"alpha": 6.0, "beta": 4.0}
+    natural, euclidean = Chain((LearningRate(0.3),)), Chain((Euclidean(), LearningRate(0.3)))
+    taken = [
+        steps_needed(target, step, updates, 5000)
+        for step, updates in [(NATURAL, natural), (TEXTBOOK, natural), (NATURAL, euclidean)]
+    ]
+    assert taken[0] == taken[1] < 40
+    assert 10 * taken[0] < taken[2] < 5000
+    family = InverseGamma()
+    eta = family.member(target)
+    for updates in (natural, euclidean):
+        direction, _ = updates(eta - eta, updates.init(eta), at(0, np, family, eta))
+        for step in (NATURAL, TEXTBOOK):
+            np.testing.assert_allclose(step(family, eta, direction)[0], eta, rtol=1e-14)
+
+
+def test_a_natural_step_does_not_know_units_and_a_euclidean_one_does():
+    """The posterior of a variance of about 0.001, from 100 observations: beta lives on another scale than alpha."""
+    target = {"alpha": 53.0, "beta": 0.05}
+    natural = Chain((LearningRate(0.3),))
+    assert steps_needed(target, NATURAL, natural, 100) < 60
+    assert steps_needed(target, TEXTBOOK, natural, 100) < 60
+    for rate in (0.3, 1e-3, 1e-5):  # too long in beta, or too short in alpha
+        assert steps_needed(target, NATURAL, Chain((Euclidean(), LearningRate(rate))), 3000) == 3000
+
+
+def test_moving_alpha_and_beta_by_the_inverted_fisher_information_is_the_natural_step(rng):
+    """The paper prints the Fisher information of (alpha, beta); inverted and times the Euclidean gradient it gives the natural step."""
+    family = InverseGamma()
+    q = family.member({"alpha": 3.0, "beta": 2.0})
+    c = 0.1 * rng.standard_normal(2)
+    alpha_beta_gradient = -family.one_fisher(family._open(q))[0] @ c  # of E[phi . c], by the chain rule
+    fisher = family.one_fisher(family._open(q))[0]
+    change = np.linalg.solve(fisher, alpha_beta_gradient)
+    moved, _ = TEXTBOOK(family, q, c)
+    parameters = family.parameters(moved)
+    moved_by = np.array([parameters["alpha"][0] - 3.0, parameters["beta"][0] - 2.0])
+    np.testing.assert_allclose(moved_by, change, rtol=1e-12)
+    np.testing.assert_allclose(moved, Plain()(family, q, c)[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.2])
+def test_the_share_of_the_way_out_is_a_share(delta):
+    with pytest.raises(ValueError, match="`delta` must lie strictly between 0 and 1, got"):
+        InParameters(delta)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ True
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.distributions import (
+    Bernoulli,
     Beta,
+    Categorical,
     Dirichlet,
     Exponential,
     Flat,
@@ -18,13 +20,17 @@ from qbvi.distributions import (
     HalfCauchy,
     HalfNormal,
     InverseGamma,
+    InverseWishart,
     LogNormal,
     LogPrior,
     MultivariateNormal,
+    NegativeBinomial,
     Normal,
+    Poisson,
     StudentT,
     Transformed,
     Uniform,
+    Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure
@@ -33,23 +39,26 @@ from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression
 from qbvi.results import Fit
 from qbvi.run import DomainError, Iterate
-from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction
+from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
-from qbvi.supports import Bijection, Interval, Ordered, Positive, Real, Simplex
-from qbvi.updates import ClipByNorm, LearningRate, Momentum, SeparateRates
+from qbvi.supports import Bijection, Interval, Ordered, Positive, PositiveDefinite, Real, Simplex, WholeNumbers
+from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
     "QBVI",
     "Antithetic",
+    "Bernoulli",
     "Beta",
     "Bijection",
     "BoundedRate",
+    "Categorical",
     "CholeskyLog",
     "ClipByNorm",
     "ControlVariate",
     "Dirichlet",
     "DomainError",
+    "Euclidean",
     "EvaluationError",
     "Exponential",
     "ExponentialMap",
@@ -59,9 +68,11 @@ __all__ = [
     "Gamma",
     "HalfCauchy",
     "HalfNormal",
+    "InParameters",
     "Independent",
     "Interval",
     "InverseGamma",
+    "InverseWishart",
     "Iterate",
     "LearningRate",
     "LeaveOneOut",
@@ -71,12 +82,15 @@ __all__ = [
     "MeanFieldRegression",
     "Momentum",
     "MultivariateNormal",
+    "NegativeBinomial",
     "Normal",
     "Ordered",
     "ParameterChange",
     "Patience",
     "Plain",
+    "Poisson",
     "Positive",
+    "PositiveDefinite",
     "Real",
     "Regression",
     "Residual",
@@ -88,6 +102,8 @@ __all__ = [
     "StudentT",
     "Transformed",
     "Uniform",
+    "WholeNumbers",
+    "Wishart",
     "fit",
     "load",
     "paper",

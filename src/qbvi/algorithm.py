@@ -14,7 +14,7 @@ from qbvi.estimators import Batch, ControlVariate, Estimator, LeaveOneOut, Resid
 from qbvi.families.base import Family
 from qbvi.naming import pick
 from qbvi.random import Antithetic, Draws, Independent, Sobol
-from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, Plain, Retraction, Step
+from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
 from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
 
@@ -34,6 +34,7 @@ STEPS: dict[str, Step] = {
     "exponential": ExponentialMap(),
     "retraction": Retraction(),
     "cholesky-log": CholeskyLog(),
+    "parameters": InParameters(),
 }
 RULES: dict[str, Rule] = {
     "patience": Patience(),
@@ -130,7 +131,8 @@ class QBVI:
     learning_rate
         The rate :math:`\beta`: a number, a `qbvi.LearningRate` with decay, or None where ``updates`` hold one.
     step
-        How positive definiteness is kept: ``"plain"``, ``"bounded-rate"``, ``"exponential"``, ``"retraction"``, ``"cholesky-log"``.
+        How positive definiteness is kept: ``"plain"``, ``"bounded-rate"``, ``"exponential"``, ``"retraction"``, ``"cholesky-log"``, or
+        ``"parameters"`` for steps of the textbook parameters.
     stop
         Rules of which the first to speak ends the fit: `qbvi.Patience`, `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names.
     window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from qbvi.distributions import Distribution
 from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, Product, product
 from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
+from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers
 
 __all__ = ["Groups", "KnownPrior", "arrange"]
 
@@ -100,7 +102,7 @@ class KnownPrior:
             return factor.embed(linear[at], precision[at] if precision.ndim == 1 else precision[np.ix_(at, at)])
         assert isinstance(factor, ExponentialFamily)
         parameter = next(p for p in self._model.parameters if p.columns.start == columns[0])
-        known = _same_law(parameter.distribution, factor)
+        known = _same_law(parameter.distribution, type(factor).__name__)
         if known is None:
             return np.zeros(factor.size)
         self._taken.append(parameter.name)
@@ -159,17 +161,54 @@ def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Fam
             f"got {factor.kind!r} for {factor.names}; give each its own entry"
         )
         raise ValueError(msg)
-    return LAWS[factor.kind](copies=dim)
+    prior = priors[factor.names[0]]
+    known = _same_law(prior, factor.kind)
+    if known is not None:
+        return LAWS[factor.kind].from_parameters(known)
+    _check_support(factor.names[0], prior, factor.kind)
+    return _like(LAWS[factor.kind], prior.shape)
 
 
-def _same_law(prior: Distribution, factor: ExponentialFamily) -> dict[str, Any] | None:
-    """Textbook parameters of a prior of the factor's own law, else None."""
+def _like(law: type[ExponentialFamily], shape: tuple[int, ...]) -> ExponentialFamily:
+    """The law of a parameter of this shape, whatever its prior."""
+    field, axes = {"Dirichlet": ("k", 1), "Wishart": ("p", 2), "InverseWishart": ("p", 2)}.get(law.__name__, ("", 0))
+    fields = {field: shape[-1]} if axes else {}
+    return law(copies=math.prod(shape[: len(shape) - axes]), **fields)
+
+
+def _same_law(prior: Distribution, law: str) -> dict[str, Any] | None:
+    """Textbook parameters of a prior of this very law, else None."""
     own = prior.parameters()
     if own is None:
         return None
-    if type(prior).__name__ == "Exponential" and "alpha" in factor.parameter_names:
+    if type(prior).__name__ == "Exponential" and law == "Gamma":
         return {"alpha": np.ones_like(own["rate"]), "beta": own["rate"]}
-    return own if type(prior).__name__ == type(factor).__name__ else None
+    return own if type(prior).__name__ == law else None
+
+
+_SUPPORTS: dict[str, Support] = {
+    "Gamma": Positive(),
+    "InverseGamma": Positive(),
+    "Exponential": Positive(),
+    "Beta": Interval(0, 1),
+    "Dirichlet": Simplex(),
+    "Wishart": PositiveDefinite(),
+    "InverseWishart": PositiveDefinite(),
+    "Bernoulli": WholeNumbers(0, 1),
+    "Poisson": WholeNumbers(),
+    "NegativeBinomial": WholeNumbers(),
+}
+
+
+def _check_support(name: str, prior: Distribution, law: str) -> None:
+    """A law under a prior of another form must at least live where the prior does."""
+    if law not in ("Categorical", "NegativeBinomial") and prior.support == _SUPPORTS[law]:
+        return
+    msg = (
+        f"`family` must give {name!r} a law with the support of its prior, {prior.support!r}, got {law_name(law)!r}, which lives on "
+        f"{_SUPPORTS.get(law, 'categories')!r}; leave it out of `family` for the law of its prior, or a Gaussian"
+    )
+    raise ValueError(msg)
 
 
 def _grouped(prior: Any, groups: Any) -> tuple[Model, Family]:
@@ -204,7 +243,7 @@ def _check_once(names: list[str]) -> None:
 
 def _check_gaussian(priors: Mapping[str, Distribution], names: set[str]) -> None:
     for name in names:
-        if getattr(priors[name].support, "is_discrete", False):
+        if priors[name].support.is_discrete:
             msg = (
                 f"{name!r} is discrete, {priors[name]!r}: it cannot have a Gaussian posterior; leave it out of `family`, or give it a law such as "
                 f"family={{{name!r}: {law_name(type(priors[name]).__name__)!r}}}"

@@ -13,7 +13,7 @@ from typing import Protocol
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family
 
-__all__ = ["BoundedRate", "CholeskyLog", "ExponentialMap", "Plain", "Retraction", "Step"]
+__all__ = ["BoundedRate", "CholeskyLog", "ExponentialMap", "InParameters", "Plain", "Retraction", "Step"]
 
 
 class Step(Protocol):
@@ -71,9 +71,7 @@ class BoundedRate:
     delta: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 < self.delta < 1:
-            msg = f"`delta` must lie strictly between 0 and 1, got {self.delta}; the paper's 0 < delta < 1 keeps S definite"
-            raise ValueError(msg)
+        _check_share(self.delta)
 
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
         """Move by as much of the update as the bound allows."""
@@ -166,6 +164,46 @@ class CholeskyLog:
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
         """Move the factor."""
         return family.move_factor(q, update, self.limit), _always(q)
+
+
+@dataclass(frozen=True)
+class InParameters:
+    r"""Move the textbook parameters :math:`\xi` of every factor by their own natural gradient (paper, Appendix C, ii-b).
+
+    .. math:: \xi \leftarrow \xi + \beta I(\xi)^{-1} \nabla_\xi
+
+    with :math:`I(\xi)` the Fisher information of those parameters, inverted: the shape and scale of an inverse gamma, the mean and precision of a
+    Gaussian. It is the plain step where natural and textbook parameters are the same up to an affine map.
+
+    Parameters
+    ----------
+    delta
+        Share of the way to the boundary that a step may go, in (0, 1).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qbvi.families import InverseGamma
+    >>> family = InverseGamma()
+    >>> q, inside = InParameters()(family, family.member({"alpha": 3.0, "beta": 1.0}), np.array([-0.5, 0.25]))
+    >>> family.parameters(q)
+    {'alpha': array([3.5]), 'beta': array([0.75])}
+    """
+
+    delta: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_share(self.delta)
+
+    def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
+        """Move the textbook parameters."""
+        return family.move_parameters(q, update, self.delta), _always(q)
+
+
+def _check_share(delta: float) -> None:
+    if not 0 < delta < 1:
+        msg = f"`delta` must lie strictly between 0 and 1, got {delta}; the paper's 0 < delta < 1 keeps S definite"
+        raise ValueError(msg)
 
 
 def _plain(c: Array) -> tuple[Array, Array]:

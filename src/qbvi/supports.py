@@ -1,10 +1,11 @@
-r"""Where parameters live: maps from R^k to the real line, half lines, intervals, simplexes and the user's own sets.
+r"""Where parameters live: maps from R^k to the real line, half lines, intervals, simplexes, definite matrices and the user's own sets.
 
 A support maps an unconstrained ``u (n, k)`` to constrained values ``x (n, *shape)``, with the inverse and
 
 .. math:: \log |\partial x / \partial u|
 
-per row. Maps saturate instead of overflowing: whatever ``u``, ``x`` is finite and in the closed support.
+per row. Maps saturate instead of overflowing: whatever ``u``, ``x`` is finite and in the closed support. Whole numbers are no
+image of R^k; their support says so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -27,10 +28,12 @@ __all__ = [
     "Interval",
     "Ordered",
     "Positive",
+    "PositiveDefinite",
     "Real",
     "Simplex",
     "Support",
     "UserDefinedError",
+    "WholeNumbers",
     "support_from_spec",
 ]
 
@@ -44,6 +47,8 @@ class UserDefinedError(ValueError):
 
 class Support(ABC):
     """A set of constrained values, as the image of R^k under a smooth one-to-one map."""
+
+    is_discrete: ClassVar[bool] = False
 
     @abstractmethod
     def unconstrained_size(self, shape: Shape) -> int:
@@ -329,6 +334,156 @@ class Ordered(Support):
         return bool(np.all(np.isfinite(x)) and np.all(steps > 0 if strict else steps >= 0))
 
 
+@dataclass(frozen=True)
+class PositiveDefinite(Support):
+    """Symmetric positive definite matrices along the last two axes: ``x = L L'``, with the diagonal of ``L`` on the log scale.
+
+    The unconstrained numbers are the entries of ``L`` on and below the diagonal, row by row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> PositiveDefinite().constrain(np.array([[0.0, 2.0, 0.0]]), (2, 2))
+    array([[[1., 2.],
+            [2., 5.]]])
+    """
+
+    def unconstrained_size(self, shape: Shape) -> int:
+        """``p (p + 1) / 2`` for every matrix."""
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            msg = f"a PositiveDefinite support needs `shape` to end in (p, p), got {shape}"
+            raise ValueError(msg)
+        return math.prod(shape[:-1]) * (shape[-1] + 1) // 2
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x = L L'``."""
+        xp = array_namespace(u)
+        factor = self.factor(u, shape)
+        x = factor @ xp.matrix_transpose(factor)
+        return x / 2 + xp.matrix_transpose(x) / 2  # symmetric to the last digit
+
+    def factor(self, u: Array, shape: Shape) -> Array:
+        """The lower triangular ``L``: (n, k) -> ``(n, *shape)``."""
+        xp = array_namespace(u)
+        p = shape[-1]
+        rows = xp.reshape(u, (u.shape[0], *shape[:-2], p * (p + 1) // 2))
+        padded = xp.concat([rows, xp.zeros_like(rows[..., :1])], axis=-1)
+        entries = xp.take(padded, xp.asarray(_lower_positions(p), device=device(u)), axis=-1)
+        entries = xp.reshape(entries, (u.shape[0], *shape))
+        on_diagonal = xp.asarray(np.eye(p, dtype=bool), device=device(u))
+        return xp.where(on_diagonal, xp.sqrt(bounded_exp(2 * entries)), entries)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """The Cholesky factor, by way of eigenvalues, which singular matrices have too."""
+        xp = array_namespace(x)
+        p, tiny = shape[-1], float(xp.finfo(x.dtype).smallest_normal)
+        sd = xp.sqrt(xp.clip(xp.linalg.diagonal(x), tiny, None))
+        values, vectors = xp.linalg.eigh(x / (sd[..., :, None] * sd[..., None, :]))
+        half = xp.sqrt(xp.clip(values, float(xp.finfo(x.dtype).eps), None))[..., :, None] * xp.matrix_transpose(vectors)
+        factor = xp.matrix_transpose(xp.linalg.qr(half)[1])  # half' half = factor factor', up to signs
+        factor = factor * xp.sign(xp.linalg.diagonal(factor))[..., None, :] * sd[..., :, None]
+        on_diagonal = xp.asarray(np.eye(p, dtype=bool), device=device(x))
+        flat = xp.reshape(xp.where(on_diagonal, bounded_log(factor), factor), (x.shape[0], *shape[:-2], p * p))
+        row, column = np.tril_indices(p)
+        lower = xp.take(flat, xp.asarray(row * p + column, device=device(x)), axis=-1)
+        return xp.reshape(lower, (x.shape[0], self.unconstrained_size(shape)))
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Of the entries on and below the diagonal: ``p log 2 + sum((p - i + 2) u_ii)`` for each matrix, i from one."""
+        p = shape[-1]
+        row, column = np.tril_indices(p)
+        weights = np.where(row == column, p - row + 1.0, 0.0)
+        matrices = math.prod(shape[:-2])
+        return u @ like(u, np.tile(weights, matrices)) + matrices * p * math.log(2)
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether every matrix is symmetric and has no negative eigenvalue; with ``strict``, none of zero."""
+        x = np.asarray(x, dtype=np.float64)
+        return x.ndim >= 2 and x.shape[-1] == x.shape[-2] and bool(np.all(self.holds(x, strict=strict)))
+
+    @staticmethod
+    def holds(x: NDArray[np.float64], *, strict: bool = False) -> NDArray[np.bool_]:
+        """`contains` for each matrix on its own, by eigenvalues with the diagonal scaled to one: (..., p, p) -> (...)."""
+        finite = np.all(np.isfinite(x), axis=(-2, -1))
+        x = np.where(finite[..., None, None], x, 0.0)
+        diagonal = np.diagonal(x, axis1=-2, axis2=-1)
+        sd = np.sqrt(np.maximum(np.abs(diagonal), np.finfo(np.float64).tiny))
+        with np.errstate(over="ignore"):
+            scaled = np.clip(x / sd[..., :, None] / sd[..., None, :], -2.0, 2.0)
+        symmetric = np.all(np.abs(scaled - np.swapaxes(scaled, -1, -2)) <= 1e-6, axis=(-2, -1))
+        smallest = np.linalg.eigvalsh(scaled)[..., 0]
+        definite = smallest > 1e-14 if strict else smallest >= -1e-8
+        return np.asarray(finite & symmetric & definite)
+
+    def constrained_shape(self, shape: Shape) -> Shape:
+        """The matrices whose entries on and below the diagonal lie along the last axis."""
+        k = shape[-1] if shape else 1
+        p = (math.isqrt(8 * k + 1) - 1) // 2
+        if p * (p + 1) // 2 != k:
+            msg = f"a PositiveDefinite support needs 1, 3, 6, 10 ... numbers along the last axis, got {k}"
+            raise ValueError(msg)
+        return (*shape[:-1], p, p)
+
+
+@dataclass(frozen=True)
+class WholeNumbers(Elementwise):
+    """Whole numbers from ``low`` to ``high``, both included: a set that no map from the real line reaches.
+
+    A parameter on it has a family of its own, whose values are whole numbers.
+
+    Examples
+    --------
+    >>> WholeNumbers(0, 1).contains([0, 1, 1])
+    True
+    >>> WholeNumbers().contains(0.5)
+    False
+    """
+
+    low: float = 0.0
+    high: float = math.inf
+
+    is_discrete: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "low", float(self.low))
+        object.__setattr__(self, "high", float(self.high))
+        whole = self.low.is_integer() and (self.high.is_integer() or self.high == math.inf)
+        if not whole or self.low > self.high:
+            msg = (
+                f"`low` and `high` must be whole numbers, `low` not above `high`, got low={self.low}, high={self.high}"
+            )
+            raise ValueError(msg)
+
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper end of every entry: two arrays (k,)."""
+        return np.full(math.prod(shape), self.low), np.full(math.prod(shape), self.high)
+
+    def constrain(self, u: Array, shape: Shape) -> NoReturn:
+        """There is no such map."""
+        self._refuse()
+
+    def unconstrain(self, x: Array, shape: Shape) -> NoReturn:
+        """There is no such map."""
+        self._refuse()
+
+    def log_jacobian(self, u: Array, shape: Shape) -> NoReturn:
+        """There is no such map."""
+        self._refuse()
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether every value is a whole number within the ends, which belong to the set."""
+        x = np.asarray(x, dtype=np.float64)
+        return super().contains(x) and bool(np.all(x == np.round(x)))
+
+    def to_spec(self) -> dict[str, Any]:
+        """Describe this support by plain data."""
+        return {"kind": "WholeNumbers", "low": _to_json(self.low), "high": _to_json(self.high)}
+
+    def _refuse(self) -> NoReturn:
+        msg = f"{self!r} is discrete: give it a family of its own, e.g. family={{...: 'bernoulli'}}, not a Gaussian one"
+        raise ValueError(msg)
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Bijection(Support):
     """The user's own map from R^k, given by NumPy functions.
@@ -453,7 +608,8 @@ class Bijection(Support):
 
 
 SUPPORTS: dict[str, type[Support]] = {
-    kind.__name__: kind for kind in (Real, Positive, Interval, Simplex, Ordered, Bijection)
+    kind.__name__: kind
+    for kind in (Real, Positive, Interval, Simplex, Ordered, PositiveDefinite, WholeNumbers, Bijection)
 }
 
 
@@ -515,6 +671,13 @@ def _flat(x: Array, shape: Shape) -> Array:
 
 def _row_sum(terms: Array) -> Array:
     return array_namespace(terms).sum(terms, axis=-1)
+
+
+def _lower_positions(p: int) -> NDArray[np.int64]:
+    """Where each entry of a matrix is found among those on and below its diagonal; above it, one past their end."""
+    position = np.full((p, p), p * (p + 1) // 2, dtype=np.int64)
+    position[np.tril_indices(p)] = np.arange(p * (p + 1) // 2)
+    return position.reshape(-1)
 
 
 def _broadcast_end(end: Any, shape: Shape) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family
 
-__all__ = ["Chain", "ClipByNorm", "LearningRate", "Momentum", "SeparateRates", "Update", "Where"]
+__all__ = ["Chain", "ClipByNorm", "Euclidean", "LearningRate", "Momentum", "SeparateRates", "Update", "Where"]
 
 
 class Where(NamedTuple):
@@ -212,6 +212,33 @@ class SeparateRates:
         """Scale both parts."""
         scaled = where.family.scale_parts(where.q, direction, self.mean, self.precision)
         return scaled * _decayed(1.0, self.decay_after, direction, where.t), memory
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    r"""Replace the natural gradient by the Euclidean one of the textbook parameters :math:`\xi` (paper, Appendix C, iii).
+
+    .. math:: g \leftarrow J J' I(\lambda)\, g, \qquad J = \partial\lambda / \partial\xi
+
+    It is plain black-box variational inference, for comparison: how far a step goes then depends on the units of the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from qbvi.families import Exponential
+    >>> family = Exponential()
+    >>> where = Where(family, family.member({"rate": 2.0}), np.asarray(0.0))
+    >>> Euclidean()(np.array([1.0]), (), where)[0]
+    array([0.25])
+    """
+
+    def init(self, direction: Array) -> tuple[()]:
+        """Nothing to remember."""
+        return ()
+
+    def __call__(self, direction: Array, memory: tuple[()], where: Where) -> tuple[Array, tuple[()]]:
+        """Turn the direction."""
+        return where.family.euclidean(where.q, direction), memory
 
 
 def _decayed(rate: float, decay_after: float | None, direction: Array, t: Array) -> Array:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qbvi.distributions.base import Distribution
+from qbvi.distributions.discrete import Bernoulli, Categorical, NegativeBinomial, Poisson
 from qbvi.distributions.from_scipy import SciPyPrior, as_distribution
 from qbvi.distributions.improper import Flat, LogPrior, Transformed
-from qbvi.distributions.multivariate import Dirichlet
+from qbvi.distributions.multivariate import Dirichlet, InverseWishart, Wishart
 from qbvi.distributions.normal import MultivariateNormal, Normal
 from qbvi.distributions.univariate import (
     Beta,
@@ -24,7 +25,9 @@ from qbvi.distributions.univariate import (
 
 __all__ = [
     "DISTRIBUTIONS",
+    "Bernoulli",
     "Beta",
+    "Categorical",
     "Dirichlet",
     "Distribution",
     "Exponential",
@@ -33,14 +36,18 @@ __all__ = [
     "HalfCauchy",
     "HalfNormal",
     "InverseGamma",
+    "InverseWishart",
     "LogNormal",
     "LogPrior",
     "MultivariateNormal",
+    "NegativeBinomial",
     "Normal",
+    "Poisson",
     "SciPyPrior",
     "StudentT",
     "Transformed",
     "Uniform",
+    "Wishart",
     "as_distribution",
     "distribution_from_spec",
 ]
@@ -60,6 +67,12 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
         StudentT,
         Uniform,
         Dirichlet,
+        Wishart,
+        InverseWishart,
+        Bernoulli,
+        Categorical,
+        Poisson,
+        NegativeBinomial,
         Flat,
         LogPrior,
         Transformed,

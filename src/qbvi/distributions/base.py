@@ -17,13 +17,17 @@ from qbvi.supports import Elementwise, Shape, Support, like
 
 __all__ = [
     "Distribution",
+    "InFamily",
     "Independent",
+    "Parametric",
     "Quadratic",
     "Spec",
     "as_shape",
     "brief",
     "broadcast_shape",
+    "check_definite",
     "check_positive",
+    "check_probability",
     "finite_numbers",
 ]
 
@@ -79,6 +83,18 @@ class Distribution(ABC):
         """
         return None
 
+    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
+        """Textbook parameters by the names that the family of the same law uses, else None.
+
+        Copies lie along the first axis, flattened over the leading axes of the prior's shape.
+        """
+        return None
+
+    @property
+    def law(self) -> str | None:
+        """Name of the family of posteriors that has the form of this prior, if there is one and it is not Gaussian."""
+        return None if self.parameters() is None else type(self).__name__
+
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where to start on the unconstrained scale: location (k,) and scale (k,), always finite.
 
@@ -90,23 +106,21 @@ class Distribution(ABC):
         u = self._draw(np.random.default_rng(0), _START_DRAWS)
         return _location_and_scale(u)
 
-    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
-        """Textbook parameters by name, copies along the first axis; None where there are none."""
-        return None
-
     def initial_values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Where to start on the constrained scale: location and scale of every entry, always finite.
 
-        As `initial`, but a positive parameter whose prior spreads over more than four orders of magnitude starts at one: its median says nothing.
+        The median and the rescaled interquartile range of a thousand prior draws for a number on a half line or an interval, the mean and the standard
+        deviation for others. A positive number whose prior spreads over more than four orders of magnitude starts at one: its median says nothing.
         """
         size = math.prod(self.shape)
         if not self.can_sample:
             return np.ones(size), np.ones(size)
         x = np.reshape(self.sample(np.random.default_rng(0), _START_DRAWS), (_START_DRAWS, size))
+        if not isinstance(self.support, Elementwise) or self.support.is_discrete:
+            return np.mean(x, axis=0), np.std(x, axis=0)
         lower, median, upper = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
-        vague = (lower >= 0) & (upper > 1e4 * np.maximum(lower, 1e-300)) & ~np.all(x == np.round(x), axis=0)
-        scale = np.where(upper > lower, (upper - lower) / 1.349, 1.0)
-        return np.where(vague, 1.0, median), np.where(vague, 1.0, scale)
+        vague = (lower >= 0) & (upper > 1e4 * np.maximum(lower, 1e-300))
+        return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / 1.349)
 
     def to_spec(self) -> Spec:
         """Describe this prior by plain data; what only code can say is left as a marker.
@@ -130,11 +144,8 @@ class Distribution(ABC):
         return to_numpy(self.support.unconstrain(self.sample(rng, n), self.shape))
 
 
-class Independent(Distribution):
+class Parametric(Distribution):
     """Independent scalars whose parameters broadcast to ``shape``.
-
-    Each density is written once, in the unconstrained coordinate and with its Jacobian, where it can neither overflow
-    nor lose digits at the boundary; the density on the constrained scale follows from it.
 
     Parameters
     ----------
@@ -170,9 +181,32 @@ class Independent(Distribution):
         """True: these are proper."""
         return True
 
-    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
-        """Textbook parameters by name, one for each entry."""
-        return dict(self._flat)
+    def to_spec(self) -> Spec:
+        """Describe this prior by plain data."""
+        numbers = {name: value.tolist() for name, value in self._given.items()}
+        return {"kind": type(self).__name__, **numbers, "shape": list(self.shape)}
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={brief(value)}" for name, value in self._given.items()]
+        if self.shape != np.broadcast_shapes(*(value.shape for value in self._given.values())):
+            parts.append(f"shape={self.shape}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+class InFamily(Parametric):
+    """Scalars whose law is also a family of posteriors, told by the same parameters."""
+
+    def parameters(self) -> dict[str, NDArray[np.float64]]:
+        """The parameters of every entry, each (copies,)."""
+        return {name: value.copy() for name, value in self._flat.items()}
+
+
+class Independent(Parametric):
+    """Independent scalars on a continuous support.
+
+    Each density is written once, in the unconstrained coordinate and with its Jacobian, where it can neither overflow
+    nor lose digits at the boundary; the density on the constrained scale follows from it.
+    """
 
     @abstractmethod
     def _log_kernel(self, u: Array) -> Array:
@@ -211,17 +245,6 @@ class Independent(Distribution):
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """Draw ``n`` values on the constrained scale: ``(n, *shape)``."""
         return np.asarray(self.support.constrain(self._draw(rng, n), self.shape))
-
-    def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
-        numbers = {name: value.tolist() for name, value in self._given.items()}
-        return {"kind": type(self).__name__, **numbers, "shape": list(self.shape)}
-
-    def __repr__(self) -> str:
-        parts = [f"{name}={brief(value)}" for name, value in self._given.items()]
-        if self.shape != np.broadcast_shapes(*(value.shape for value in self._given.values())):
-            parts.append(f"shape={self.shape}")
-        return f"{type(self).__name__}({', '.join(parts)})"
 
 
 def as_shape(shape: int | Shape) -> Shape:
@@ -263,6 +286,37 @@ def check_positive(name: str, value: NDArray[np.float64]) -> None:
     if not np.all(value > 0):
         msg = f"`{name}` must be positive, got {float(np.min(value))}"
         raise ValueError(msg)
+
+
+def check_probability(name: str, value: NDArray[np.float64]) -> None:
+    """Refuse a parameter with any entry outside of [0, 1]."""
+    outside = (value < 0) | (value > 1)
+    if np.any(outside):
+        msg = f"`{name}` must lie in [0, 1], got {float(value[outside].flat[0])}"
+        raise ValueError(msg)
+
+
+def check_definite(name: str, value: ArrayLike) -> NDArray[np.float64]:
+    """Copy symmetric positive definite matrices (..., d, d), symmetric to the last digit, and refuse any others."""
+    matrix = finite_numbers(name, value)
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.size == 0:
+        msg = f"`{name}` must be a square matrix of shape (d, d) with d at least 1, got shape {matrix.shape}"
+        raise ValueError(msg)
+    mirror = np.swapaxes(matrix, -1, -2)
+    asymmetry = float(np.max(np.abs(matrix - mirror)))
+    if asymmetry > 1e-8 * float(np.max(np.abs(matrix))):
+        msg = f"`{name}` must be symmetric, got entries that differ from their mirror by up to {asymmetry:.3g}"
+        raise ValueError(msg)
+    for eigenvalues in np.linalg.eigvalsh(matrix).reshape(-1, matrix.shape[-1]):
+        if eigenvalues[0] <= len(eigenvalues) * np.finfo(np.float64).eps * eigenvalues[-1]:
+            msg = (
+                f"`{name}` must be positive definite, got a smallest eigenvalue of {eigenvalues[0]:.3g} "
+                f"(the largest is {eigenvalues[-1]:.3g}); a small multiple of the identity may be added"
+            )
+            raise ValueError(msg)
+    symmetric: NDArray[np.float64] = (matrix + mirror) / 2
+    symmetric.flags.writeable = False
+    return symmetric
 
 
 def broadcast_shape(shape: int | Shape | None, parameters: dict[str, NDArray[np.float64]]) -> Shape:

@@ -12,7 +12,8 @@ from scipy import stats
 
 from qbvi.arrays import Array, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape, broadcast_shape
-from qbvi.distributions.multivariate import Dirichlet
+from qbvi.distributions.discrete import Bernoulli, NegativeBinomial, Poisson
+from qbvi.distributions.multivariate import Dirichlet, InverseWishart, Wishart
 from qbvi.distributions.normal import MultivariateNormal, Normal
 from qbvi.distributions.univariate import (
     Beta,
@@ -32,8 +33,11 @@ __all__ = ["SciPyPrior", "as_distribution"]
 _FROZEN: Any = type(stats.norm())
 _FROZEN_NORMAL = type(stats.multivariate_normal())
 _FROZEN_DIRICHLET = type(stats.dirichlet([1.0, 1.0]))
+_FROZEN_WISHART = type(stats.wishart(1, 1))
+_FROZEN_INVERSE_WISHART = type(stats.invwishart(1, 1))
+_FROZEN_DISCRETE: Any = type(stats.poisson(1))
 # Values of these fill no open set of R^k, so the real line cannot stand in for their support.
-_CURVED = ("wishart", "invwishart", "vonmises_fisher", "uniform_direction", "ortho_group", "unitary_group")
+_CURVED = ("vonmises_fisher", "uniform_direction", "ortho_group", "unitary_group")
 
 
 class SciPyPrior(Distribution):
@@ -85,6 +89,15 @@ class SciPyPrior(Distribution):
     def quadratic(self) -> Quadratic | None:
         """Of normal and log-normal distributions, else None."""
         return self._parts.quadratic()
+
+    def parameters(self) -> dict[str, NDArray[np.float64]] | None:
+        """Of distributions that qbvi has itself and has a family for, else None."""
+        return self._parts.parameters()
+
+    @property
+    def law(self) -> str | None:
+        """Name of the family of posteriors that has the form of this prior, if there is one and it is not Gaussian."""
+        return self._parts.law
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Location and scale on the unconstrained scale, each (k,)."""
@@ -207,6 +220,11 @@ def _parts(frozen: Any, shape: Shape | None) -> Distribution:
         return _of_shape(MultivariateNormal(frozen.mean, frozen.cov), shape)
     if isinstance(frozen, _FROZEN_DIRICHLET):
         return Dirichlet(frozen.alpha, shape)
+    if isinstance(frozen, _FROZEN_WISHART | _FROZEN_INVERSE_WISHART):
+        law = InverseWishart if isinstance(frozen, _FROZEN_INVERSE_WISHART) else Wishart
+        return law(frozen.df, frozen.scale, shape)
+    if isinstance(frozen, _FROZEN_DISCRETE):
+        return _whole_numbers(frozen, shape)
     if not hasattr(frozen, "support"):
         return _Joint(frozen, shape)
     full = broadcast_shape(shape, _own_parameters(frozen))
@@ -228,6 +246,11 @@ def _closed_form(frozen: Any, shape: Shape) -> Distribution | None:
     return build(shape, loc, scale, *parameters.values())
 
 
+def _whole_numbers(frozen: Any, shape: Shape | None) -> Distribution:
+    parameters = _named_parameters(frozen)
+    return _DISCRETE[frozen.dist.name](shape, *(parameters[name] for name in frozen.dist.shapes.split(", ")))
+
+
 _Build = Callable[..., Distribution]
 _CLOSED: dict[str, _Build] = {
     "norm": lambda shape, loc, scale: Normal(loc, scale, shape),
@@ -243,13 +266,23 @@ _CLOSED_UNSHIFTED: dict[str, _Build] = {
     "halfcauchy": lambda shape, loc, scale: HalfCauchy(scale, shape),
     "beta": lambda shape, loc, scale, a, b: Beta(a, b, shape),
 }
+_DISCRETE: dict[str, _Build] = {
+    "bernoulli": lambda shape, p: Bernoulli(p, shape),
+    "poisson": lambda shape, mu: Poisson(mu, shape),
+    "nbinom": lambda shape, n, p: NegativeBinomial(n, p, shape),
+}
 
 
 def _refuse_unusable(frozen: Any) -> None:
     name = type(frozen).__name__
+    if _is_ours_among_discrete(frozen):
+        return
     discrete = any(parent.__name__ == "DiscreteDistribution" for parent in type(frozen).__mro__)
     if discrete or not hasattr(frozen, "logpdf"):
-        msg = f"`prior` must be a continuous distribution with a `logpdf`, got {name}; qbvi has no discrete parameters"
+        msg = (
+            f"`prior` must be a continuous distribution with a `logpdf`, or an unshifted {', '.join(_DISCRETE)}, got {name}; "
+            "among whole numbers qbvi also has qbvi.Categorical(probs)"
+        )
         raise TypeError(msg)
     if not (hasattr(frozen, "rvs") or hasattr(frozen, "sample")):
         msg = f"`prior` must have `rvs` beside `logpdf`, got {name}; write qbvi.LogPrior(frozen.logpdf, shape=...)"
@@ -262,6 +295,12 @@ def _refuse_unusable(frozen: Any) -> None:
             f"`prior` of type {name} has values on a curved set; write qbvi.LogPrior(..., support=qbvi.Bijection(...))"
         )
         raise TypeError(msg)
+
+
+def _is_ours_among_discrete(frozen: Any) -> bool:
+    if not isinstance(frozen, _FROZEN_DISCRETE) or not _is_scipys_own(frozen.dist):
+        return False
+    return frozen.dist.name in _DISCRETE and bool(np.all(_named_parameters(frozen)["loc"] == 0))
 
 
 def _named_parameters(frozen: Any) -> dict[str, Any]:

@@ -1,19 +1,29 @@
-"""Priors of vectors whose entries depend on each other."""
+"""Priors of vectors and matrices whose entries depend on each other."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln
+from scipy.special import gammaln, multigammaln
 
-from qbvi.arrays import Array, array_namespace
-from qbvi.distributions.base import Distribution, Spec, brief, broadcast_shape, check_positive, finite_numbers
+from qbvi.arrays import Array, array_namespace, to_numpy
+from qbvi.distributions.base import (
+    Distribution,
+    Spec,
+    as_shape,
+    brief,
+    broadcast_shape,
+    check_definite,
+    check_positive,
+    finite_numbers,
+)
 from qbvi.distributions.univariate import log_gamma_draws
-from qbvi.supports import Shape, Simplex, bounded_log, like
+from qbvi.supports import PositiveDefinite, Shape, Simplex, bounded_log, like
 
-__all__ = ["Dirichlet"]
+__all__ = ["Dirichlet", "InverseWishart", "Wishart"]
 
 
 class Dirichlet(Distribution):
@@ -66,6 +76,10 @@ class Dirichlet(Distribution):
         """Draw ``n`` values on the constrained scale: ``(n, *shape)``."""
         return np.asarray(self.support.constrain(self._draw(rng, n), self.shape))
 
+    def parameters(self) -> dict[str, NDArray[np.float64]]:
+        """The concentration (copies, K)."""
+        return {"concentration": self.concentration.reshape(-1, self.shape[-1]).copy()}
+
     def to_spec(self) -> Spec:
         """Describe this prior by plain data."""
         return {"kind": "Dirichlet", "concentration": self._given.tolist(), "shape": list(self.shape)}
@@ -85,3 +99,179 @@ class Dirichlet(Distribution):
     def _row_sum(terms: Array) -> Array:
         xp = array_namespace(terms)
         return xp.sum(xp.reshape(terms, (terms.shape[0], math.prod(terms.shape[1:]))), axis=-1)
+
+
+class MatrixPrior(Distribution):
+    """Independent positive definite matrices, each with its degrees of freedom and its scale.
+
+    A density is written once, as a function of the Cholesky factor ``L`` of a matrix and of the logarithms of its diagonal.
+    """
+
+    support: PositiveDefinite
+
+    def __init__(self, df: ArrayLike, scale: ArrayLike, shape: int | Shape | None = None) -> None:
+        self.df, self.scale = finite_numbers("df", df), check_definite("scale", scale)
+        p = self.scale.shape[-1]
+        if not np.all(self.df > p - 1):
+            msg = f"`df` must be above {p - 1}, one less than the size of the {p} x {p} scale, got {float(np.min(self.df))}"
+            raise ValueError(msg)
+        self.support = PositiveDefinite()
+        self.shape = self._matrices(shape, p)
+        copies = math.prod(self.shape[:-2])
+        self._df = np.broadcast_to(self.df, self.shape[:-2]).reshape(copies)
+        self._scale = np.broadcast_to(self.scale, self.shape).reshape(copies, p, p)
+        self._root = np.asarray(np.linalg.cholesky(self._scale), dtype=np.float64)
+        self._constant = float(np.sum(self._log_constants()))
+
+    @property
+    def can_sample(self) -> bool:
+        """True: it is proper."""
+        return True
+
+    @abstractmethod
+    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of matrices by their factors (n, copies, p, p) and the logarithms of those diagonals (n, copies, p): (n, copies)."""
+
+    @abstractmethod
+    def _log_constants(self) -> NDArray[np.float64]:
+        """The constant of each copy: (copies,)."""
+
+    def log_prob(self, x: Array) -> Array:
+        """Log-density of the entries on and below the diagonal, minus infinity where a matrix is not definite: ``(n, *shape)`` -> (n,)."""
+        matrices = to_numpy(x).reshape(x.shape[0], -1, *self.shape[-2:])
+        inside = self.support.holds(matrices, strict=True)
+        factor = np.linalg.cholesky(np.where(inside[..., None, None], matrices, np.eye(self.shape[-1])))
+        log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
+        terms = np.where(inside, self._log_density(factor, log_diagonal), -np.inf)
+        return like(x, np.where(np.isnan(matrices).any((1, 2, 3)), np.nan, np.sum(terms, axis=-1) + self._constant))
+
+    def log_prob_unconstrained(self, u: Array) -> Array:
+        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        points = to_numpy(u)
+        p = self.shape[-1]
+        factor = self.support.factor(points, self.shape).reshape(len(points), -1, p, p)
+        on_diagonal = np.equal(*np.tril_indices(p))
+        log_diagonal = points.reshape(len(points), -1, p * (p + 1) // 2)[..., on_diagonal]
+        density = np.sum(self._log_density(factor, log_diagonal), axis=-1) + self._constant
+        return like(u, density) + self.support.log_jacobian(u, self.shape)
+
+    def parameters(self) -> dict[str, NDArray[np.float64]]:
+        """Degrees of freedom (copies,) and scale (copies, p, p)."""
+        return {"df": self._df.copy(), "scale": self._scale.copy()}
+
+    def to_spec(self) -> Spec:
+        """Describe this prior by plain data."""
+        kind = type(self).__name__
+        return {"kind": kind, "df": self.df.tolist(), "scale": self.scale.tolist(), "shape": list(self.shape)}
+
+    def __repr__(self) -> str:
+        given = np.broadcast_shapes(self.df.shape, self.scale.shape[:-2]) + self.scale.shape[-2:]
+        shape = "" if self.shape == given else f", shape={self.shape}"
+        return f"{type(self).__name__}(df={brief(self.df)}, scale={brief(self.scale)}{shape})"
+
+    def _matrices(self, shape: int | Shape | None, p: int) -> Shape:
+        """Shape with the axes of the matrix at its end, or a clear error."""
+        leading = {"df": self.df, "scale": self.scale[..., 0, 0]}
+        if shape is None:
+            return (*broadcast_shape(None, leading), p, p)
+        full = as_shape(shape)
+        if full[-2:] != (p, p):
+            msg = f"`shape` must end in {(p, p)}, the size of `scale`, got {shape}"
+            raise ValueError(msg)
+        return (*broadcast_shape(full[:-2], leading), p, p)
+
+    def _bartlett(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Lower triangular B of which B B' is Wishart with the identity as its scale: (n, copies, p, p)."""
+        p = self.shape[-1]
+        normals = rng.standard_normal((n, len(self._df), p, p))
+        log_chi = (math.log(2) + log_gamma_draws(rng, (self._df[:, None] - np.arange(p)) / 2, n)) / 2
+        return np.tril(normals, -1) + np.exp(np.maximum(log_chi, -200.0))[..., None] * np.eye(p)
+
+    def _of_factor(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
+        x = factor @ np.swapaxes(factor, -1, -2)
+        return np.asarray((x + np.swapaxes(x, -1, -2)) / 2).reshape(len(x), *self.shape)
+
+
+class Wishart(MatrixPrior):
+    r"""Wishart distribution, :math:`p(X) \propto |X|^{(\mathrm{df} - p - 1) / 2} e^{-\mathrm{tr}(V^{-1} X) / 2}`.
+
+    Parameters
+    ----------
+    df : array_like
+        Degrees of freedom, above p - 1. The mean is ``df * scale``.
+    scale : array_like (..., p, p)
+        V, symmetric positive definite.
+    shape : tuple of int, optional
+        Shape of the parameter, ending in (p, p); that of the others together unless given.
+
+    Examples
+    --------
+    >>> Wishart(3, np.eye(2)).shape
+    (2, 2)
+    """
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw ``n`` values: ``(n, *shape)``."""
+        return self._of_factor(self._root @ self._bartlett(rng, n))
+
+    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
+        trace = _sum_of_squares(np.linalg.inv(self._root) @ factor)  # tr V^-1 X
+        return np.asarray((self._df - self.shape[-1] - 1) * np.sum(log_diagonal, axis=-1) - trace / 2)
+
+    def _log_constants(self) -> NDArray[np.float64]:
+        p = self.shape[-1]
+        log_det = 2 * np.sum(np.log(np.diagonal(self._root, axis1=-2, axis2=-1)), axis=-1)
+        return np.asarray(-self._df / 2 * (p * math.log(2) + log_det) - _log_multivariate_gamma(self._df / 2, p))
+
+
+class InverseWishart(MatrixPrior):
+    r"""Inverse Wishart distribution, :math:`p(X) \propto |X|^{-(\mathrm{df} + p + 1) / 2} e^{-\mathrm{tr}(\Psi X^{-1}) / 2}`.
+
+    Parameters
+    ----------
+    df : array_like
+        Degrees of freedom, above p - 1. The mean is ``scale / (df - p - 1)``.
+    scale : array_like (..., p, p)
+        Psi, symmetric positive definite.
+    shape : tuple of int, optional
+        Shape of the parameter, ending in (p, p); that of the others together unless given.
+
+    Examples
+    --------
+    >>> InverseWishart(4, np.eye(2))
+    InverseWishart(df=4.0, scale=[[1.0, 0.0], [0.0, 1.0]])
+    """
+
+    def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        """Draw ``n`` values: ``(n, *shape)``."""
+        inverse = _solve_lower(self._bartlett(rng, n), np.eye(self.shape[-1]))
+        return self._of_factor(self._root @ np.swapaxes(inverse, -1, -2))
+
+    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(all="ignore"):
+            trace = _sum_of_squares(_solve_lower(factor, self._root))  # tr Psi X^-1
+        # Where it overflows in a far tail the density is zero to every digit.
+        trace = np.where(np.isnan(trace), np.inf, trace)
+        return np.asarray(-(self._df + self.shape[-1] + 1) * np.sum(log_diagonal, axis=-1) - trace / 2)
+
+    def _log_constants(self) -> NDArray[np.float64]:
+        p = self.shape[-1]
+        log_det = 2 * np.sum(np.log(np.diagonal(self._root, axis1=-2, axis2=-1)), axis=-1)
+        return np.asarray(self._df / 2 * (log_det - p * math.log(2)) - _log_multivariate_gamma(self._df / 2, p))
+
+
+def _solve_lower(factor: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+    """L^-1 R by forward substitution, which gives infinity where LAPACK gives up: (..., p, p)."""
+    rows: list[NDArray[np.float64]] = []
+    for i in range(factor.shape[-1]):
+        known = sum((factor[..., i, j, None] * row for j, row in enumerate(rows)), np.zeros(()))
+        rows.append((right[..., i, :] - known) / factor[..., i, i, None])
+    return np.stack(np.broadcast_arrays(*rows), axis=-2)
+
+
+def _sum_of_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.sum(matrix**2, axis=(-2, -1)))
+
+
+def _log_multivariate_gamma(a: NDArray[np.float64], p: int) -> NDArray[np.float64]:
+    return np.array([multigammaln(value, p) for value in a])

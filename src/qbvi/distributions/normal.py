@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.distributions.base import Distribution, Independent, Quadratic, Spec, finite_numbers
+from qbvi.distributions.base import Distribution, Independent, Quadratic, Spec, check_definite, finite_numbers
 from qbvi.supports import Real, Shape, like
 
 __all__ = ["MultivariateNormal", "Normal"]
@@ -124,22 +124,11 @@ class MultivariateNormal(Distribution):
 
 
 def _covariance(cov: ArrayLike) -> NDArray[np.float64]:
-    matrix = finite_numbers("cov", cov)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
+    matrix = check_definite("cov", cov)
+    if matrix.ndim != 2:
         msg = f"`cov` must be a square matrix of shape (d, d) with d at least 1, got shape {matrix.shape}"
         raise ValueError(msg)
-    asymmetry = float(np.max(np.abs(matrix - matrix.T)))
-    if asymmetry > 1e-8 * float(np.max(np.abs(matrix))):
-        msg = f"`cov` must be symmetric, got entries that differ from their mirror by up to {asymmetry:.3g}"
-        raise ValueError(msg)
-    eigenvalues = np.linalg.eigvalsh(matrix)
-    if eigenvalues[0] <= len(matrix) * np.finfo(np.float64).eps * eigenvalues[-1]:
-        msg = (
-            f"`cov` must be positive definite, got a smallest eigenvalue of {eigenvalues[0]:.3g} "
-            f"(the largest is {eigenvalues[-1]:.3g}); a small multiple of the identity may be added"
-        )
-        raise ValueError(msg)
-    return (matrix + matrix.T) / 2
+    return matrix
 
 
 def _mean(mean: ArrayLike, shape: Shape) -> NDArray[np.float64]:

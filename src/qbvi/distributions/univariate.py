@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln, gammaln
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.distributions.base import Independent
+from qbvi.distributions.base import Independent, InFamily
 from qbvi.distributions.normal import GaussianInU
 from qbvi.supports import Interval, Positive, Real, Shape, bounded_exp, like, softplus
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class InverseGamma(Independent):
+class InverseGamma(InFamily, Independent):
     r"""Inverse gamma distribution, :math:`p(x) \propto x^{-\alpha - 1} e^{-\beta / x}`.
 
     Parameters
@@ -60,7 +60,7 @@ class InverseGamma(Independent):
         return np.log(self._flat["beta"]) - log_gamma_draws(rng, self._flat["alpha"], n)
 
 
-class Gamma(Independent):
+class Gamma(InFamily, Independent):
     r"""Gamma distribution with a rate, :math:`p(x) \propto x^{\alpha - 1} e^{-\beta x}`.
 
     Parameters
@@ -94,7 +94,7 @@ class Gamma(Independent):
         return log_gamma_draws(rng, self._flat["alpha"], n) - np.log(self._flat["beta"])
 
 
-class Exponential(Independent):
+class Exponential(InFamily, Independent):
     r"""Exponential distribution, :math:`p(x) = \mathrm{rate}\, e^{-\mathrm{rate}\, x}`.
 
     Parameters
@@ -125,7 +125,7 @@ class Exponential(Independent):
         return _log_exponential_draws(rng, (n, self.dim)) - np.log(self._flat["rate"])
 
 
-class Beta(Independent):
+class Beta(InFamily, Independent):
     r"""Beta distribution on (0, 1), :math:`p(x) \propto x^{\alpha - 1} (1 - x)^{\beta - 1}`.
 
     Parameters

@@ -1,18 +1,40 @@
-"""The approximations q: one file per family, and products of them."""
+"""The approximations q: one file per group of laws, and products of them."""
 
 from qbvi.families.base import Advance, Curve, Family, GaussianFamily
+from qbvi.families.beta import Beta, Dirichlet
+from qbvi.families.discrete import Bernoulli, Categorical, NegativeBinomial, Poisson
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.gamma import Exponential, Gamma, InverseGamma
 from qbvi.families.gaussian import DiagonalGaussian, Gaussian
 from qbvi.families.product import GaussianProduct, Product, product
+from qbvi.families.wishart import InverseWishart, Wishart
 
-LAWS: dict[str, type[ExponentialFamily]] = {law.__name__: law for law in (Gamma, InverseGamma, Exponential)}
+LAWS: dict[str, type[ExponentialFamily]] = {
+    law.__name__: law
+    for law in (
+        Gamma,
+        InverseGamma,
+        Exponential,
+        Beta,
+        Dirichlet,
+        Wishart,
+        InverseWishart,
+        Bernoulli,
+        Categorical,
+        Poisson,
+        NegativeBinomial,
+    )
+}
 
 __all__ = [
     "LAWS",
     "Advance",
+    "Bernoulli",
+    "Beta",
+    "Categorical",
     "Curve",
     "DiagonalGaussian",
+    "Dirichlet",
     "Exponential",
     "ExponentialFamily",
     "Family",
@@ -21,6 +43,10 @@ __all__ = [
     "GaussianFamily",
     "GaussianProduct",
     "InverseGamma",
+    "InverseWishart",
+    "NegativeBinomial",
+    "Poisson",
     "Product",
+    "Wishart",
     "product",
 ]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from qbvi.families.base import Advance, Curve, Family
 __all__ = ["ExponentialFamily"]
 
 Floats = NDArray[np.float64]
+
+_SHORT = 1e-5  # share of the way to the boundary below which a curve and its tangent are the same
+_HALVINGS = 60  # after which a step is below the rounding of the parameters
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,10 @@ class ExponentialFamily(Family):
         """Turn standard normals (..., n_coordinates) into draws; ``lam`` broadcasts against their leading axes."""
 
     @abstractmethod
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Whether this is the natural parameter of a member: (..., n_statistics) -> (...)."""
+
+    @abstractmethod
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """Share of the way to the boundary of the domain that ``update`` covers: (..., n_statistics) -> (...).
 
@@ -104,7 +111,51 @@ class ExponentialFamily(Family):
         entropy: Floats = self.one_log_normaliser(lam) - np.sum(lam * self.one_mean_parameter(lam), axis=-1)
         return entropy
 
+    def one_centred(self, lam: Floats, x: Floats) -> Floats:
+        """Phi - m; a law whose statistics round to their mean says it without the difference: (..., n_statistics)."""
+        return self.one_statistics(x) - self.one_mean_parameter(lam)
+
+    def one_whitener(self, lam: Floats) -> Floats:
+        r"""W with :math:`W I(\lambda) W' = 1`, lower triangular: (..., n_statistics) -> (..., n_statistics, n_statistics)."""
+        fisher = self.one_fisher(lam)
+        # Scaled to a unit diagonal first: statistics may differ by orders of magnitude.
+        sd = np.sqrt(np.diagonal(fisher, axis1=-2, axis2=-1))
+        root = np.linalg.cholesky(fisher / (sd[..., :, None] * sd[..., None, :]))
+        whitener: Floats = np.linalg.inv(root) / sd[..., None, :]
+        return whitener
+
+    def one_jacobian(self, lam: Floats) -> Floats:
+        r"""Derivative of the natural by the textbook parameters: (..., k) -> (..., k, k); the identity where they are the same up to a constant."""
+        return np.broadcast_to(np.eye(self.n_statistics), (*lam.shape, self.n_statistics))
+
+    def one_textbook(self, lam: Floats) -> Floats:
+        """Textbook parameters as free numbers, laid end to end: (..., n_statistics) -> the same."""
+        parameters = self.one_parameters(lam)
+        return np.stack([parameters[name] for name in self.parameter_names], axis=-1)
+
+    def one_from_textbook(self, xi: Floats) -> Floats:
+        """Undo `one_textbook`."""
+        return self.one_natural(dict(zip(self.parameter_names, np.moveaxis(xi, -1, 0), strict=True)))
+
+    @classmethod
+    def one_fields(cls, parameters: Mapping[str, Any]) -> dict[str, int]:
+        """Fields of the law other than ``copies`` that these textbook parameters tell, such as a number of categories."""
+        return {}
+
     # What every law receives.
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
+        """The law of which these are the textbook parameters, copies along their first axis.
+
+        Examples
+        --------
+        >>> from qbvi.families import Dirichlet
+        >>> Dirichlet.from_parameters({"concentration": np.ones((2, 3))})
+        Dirichlet(copies=2, k=3)
+        """
+        copies = len(np.asarray(parameters[cls.parameter_names[0]]))
+        return cls(copies=copies, **cls.one_fields(parameters))
 
     @property
     def dim(self) -> int:  # type: ignore[override]
@@ -123,15 +174,29 @@ class ExponentialFamily(Family):
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
-        return np.reshape(self.one_from_moments(self._values(loc), self._values(scale)), (-1,))
+        with np.errstate(all="ignore"):  # moments that no member has may give anything
+            lam = self.one_from_moments(self._values(loc), self._values(scale))
+            inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
+        if not inside:
+            given = f"mean {np.asarray(loc).tolist()} and sd {np.asarray(scale).tolist()}"
+            msg = (
+                f"a start of {type(self).__name__} must be a mean inside of its support and a positive sd, got {given}"
+            )
+            raise ValueError(msg)
+        return np.reshape(lam, (-1,))
 
     def from_moments(self, mean: Array, cov: Array) -> Array:
         """Return a member with about this mean and the variances on the diagonal of ``cov``."""
         return self.start(mean, np.sqrt(np.diagonal(to_numpy(cov))))
 
     def member(self, parameters: Mapping[str, Any]) -> Floats:
-        """The member with these textbook parameters."""
-        return np.reshape(self.one_natural(parameters), (-1,))
+        """The member with these textbook parameters, copies along their first axis or all alike."""
+        lam = np.asarray(self.one_natural(parameters), dtype=np.float64)
+        if not np.all(self.one_is_inside(lam)):
+            given = ", ".join(f"{name}={np.asarray(value).tolist()}" for name, value in parameters.items())
+            msg = f"parameters of {type(self).__name__} must lie inside of their domain, got {given}"
+            raise ValueError(msg)
+        return np.reshape(np.broadcast_to(lam, (self.copies, self.n_statistics)), (-1,)).copy()
 
     def parameters(self, q: Array) -> dict[str, Floats]:
         """Textbook parameters by name, copies along the first axis."""
@@ -193,19 +258,17 @@ class ExponentialFamily(Family):
 
         .. math:: \nabla_m \log q(x) = I(\lambda)^{-1} (\phi(x) - m)
         """
-        centred = self._centred(q, theta)
-        solved = np.einsum("cij,ncj->nci", np.linalg.inv(self.one_fisher(self._open(q))), centred)
+        whitener = self._whitener(q)
+        solved = np.einsum("cji,ncj->nci", whitener, self._features(q, theta))
         return np.reshape(solved, (len(theta), self.size))
 
     def score_variance(self, q: Array) -> Array:
         """Variance under q of each entry of `score`: the diagonal of I(lam)^-1."""
-        inverse = np.linalg.inv(self.one_fisher(self._open(q)))
-        return np.reshape(np.diagonal(inverse, axis1=-2, axis2=-1), (-1,))
+        return np.reshape(np.sum(self._whitener(q) ** 2, axis=-2), (-1,))
 
     def features(self, q: Array, theta: Array) -> Array:
-        r"""Statistics that are orthonormal under q: :math:`R^{-1} (\phi - m)`, where :math:`I(\lambda) = R R'`: (n, d) -> (n, k)."""
-        inverse = np.linalg.inv(self._root(q))
-        return np.reshape(np.einsum("cij,ncj->nci", inverse, self._centred(q, theta)), (len(theta), self.size))
+        r"""Statistics that are orthonormal under q: :math:`W (\phi - m)`, where :math:`W I(\lambda) W' = 1`: (n, d) -> (n, k)."""
+        return np.reshape(self._features(q, theta), (len(theta), self.size))
 
     def coordinates(self, q: Array, theta: Array) -> Array:
         """The features: they are the coordinates in which a conjugate log-likelihood is a plane."""
@@ -217,10 +280,10 @@ class ExponentialFamily(Family):
         return self.size
 
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        r"""Move by beta times the natural gradient :math:`R^{-T} w` of a function whose features' coefficients are ``w``."""
-        lam, root = self._open(q), self._root(q)
-        coefficients = np.reshape(w, (self.copies, self.n_statistics))
-        update = beta * np.linalg.solve(np.swapaxes(root, -1, -2), coefficients[..., None])[..., 0]
+        r"""Move by beta times the natural gradient :math:`W' w` of a function whose features' coefficients are ``w``."""
+        lam, whitener = self._open(q), self._whitener(q)
+        coefficients = self._open(w)
+        update = beta * np.einsum("cji,cj->ci", whitener, coefficients)
         if not np.max(self.one_way_out(lam, update)) < 1:
             return Advance(q, np.inf, -np.inf, False)
         m, new = self.one_mean_parameter(lam), lam + update
@@ -228,7 +291,7 @@ class ExponentialFamily(Family):
         # KL(new || old) = update . m_new - A(new) + A(old), as a sum of small terms.
         fall = self.one_log_normaliser(new) - self.one_log_normaliser(lam) - np.sum(update * m, axis=-1)
         kl = float(np.sum(np.sum(update * rise, axis=-1) - fall))
-        lift = float(np.sum(coefficients * np.linalg.solve(root, rise[..., None])[..., 0]))
+        lift = float(np.einsum("ci,cij,cj->", coefficients, whitener, rise))
         return Advance(np.reshape(new, (-1,)), kl, lift - kl, bool(np.isfinite(kl)))
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
@@ -244,8 +307,9 @@ class ExponentialFamily(Family):
         lam, change = self._open(q), self._open(update)
         c = self.one_way_out(lam, change)
         rho, t = curve(c)
-        share = np.maximum(1 - rho, 0.0) if np.all(c > 0) else np.where(c > 0, np.maximum(1 - rho, 0.0), t * c)
-        scale = np.where(c != 0, share / np.where(c != 0, c, 1.0), t)
+        # On the way away from the boundary, and for steps so short that 1 - rho is rounding, the curve is its tangent.
+        bends = c > _SHORT
+        scale = np.where(bends, np.maximum(1 - rho, 0.0) / np.where(bends, c, 1.0), t)
         return np.reshape(lam + scale[..., None] * change, (-1,)), np.max(c) < 1
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
@@ -259,16 +323,14 @@ class ExponentialFamily(Family):
         the Fisher information of :math:`\xi`, inverted, times the Euclidean gradient. The step is shortened to the share ``delta`` of the way out.
         """
         lam = self._open(q)
-        xi = self._textbook(lam)
-        jacobian = self.one_jacobian(lam)
-        change = np.linalg.solve(jacobian, self._open(update)[..., None])[..., 0]
-        for _ in range(60):
-            new = self._from_textbook(xi + change)
-            far = self.one_way_out(lam, new - lam) > delta
-            if not np.any(far) and np.all(np.isfinite(new)):
+        xi = self.one_textbook(lam)
+        change = np.linalg.solve(self.one_jacobian(lam), self._open(update)[..., None])[..., 0]
+        for _ in range(_HALVINGS):
+            new, too_far = self._from_textbook(lam, xi + change, delta)
+            if not np.any(too_far):
                 break
-            change = np.where(far[..., None] | ~np.isfinite(new), 0.5 * change, change)
-        return np.reshape(new, (-1,))
+            change = np.where(too_far[..., None], 0.5 * change, change)
+        return np.reshape(np.where(too_far[..., None], lam, new), (-1,))
 
     def euclidean(self, q: Array, direction: Array) -> Array:
         r"""The Euclidean gradient of the textbook parameters, as a direction of the natural ones: :math:`J J' I(\lambda) c`."""
@@ -277,19 +339,14 @@ class ExponentialFamily(Family):
         pulled = np.swapaxes(jacobian, -1, -2) @ self.one_fisher(lam) @ self._open(direction)[..., None]
         return np.reshape((jacobian @ pulled)[..., 0], (-1,))
 
-    def one_jacobian(self, lam: Floats) -> Floats:
-        r"""Derivative of the natural by the textbook parameters: (..., k) -> (..., k, k); the identity where they are the same up to a constant."""
-        return np.broadcast_to(np.eye(self.n_statistics), (*lam.shape, self.n_statistics))
-
-    def _textbook(self, lam: Floats) -> Floats:
-        """Textbook parameters laid end to end: (..., k) -> (..., k)."""
-        parts = self.one_parameters(lam)
-        return np.concatenate(
-            [np.reshape(parts[name], (*lam.shape[:-1], -1)) for name in self.parameter_names], axis=-1
-        )
-
-    def _from_textbook(self, xi: Floats) -> Floats:
-        return self.one_natural(dict(zip(self.parameter_names, np.moveaxis(xi, -1, 0), strict=True)))
+    def _from_textbook(self, lam: Floats, xi: Floats, delta: float) -> tuple[Floats, NDArray[np.bool_]]:
+        """Natural parameters, and which of them are no member or further than ``delta`` of the way out from ``lam``."""
+        with np.errstate(all="ignore"):  # outside of the domain the formulas may give anything
+            new = self.one_from_textbook(xi)
+            known = np.all(np.isfinite(new), axis=-1)
+            new = np.where(known[..., None], new, lam)
+            inside = known & self.one_is_inside(new) & (self.one_way_out(lam, new - lam) <= delta)
+        return new, ~inside
 
     def _open(self, flat: Array) -> Floats:
         """Natural parameters or directions, copy by copy: (k,) -> (copies, n_statistics)."""
@@ -300,13 +357,10 @@ class ExponentialFamily(Family):
         theta = np.asarray(theta)
         return np.reshape(theta, (*theta.shape[:-1], self.copies, self.n_coordinates))
 
-    def _centred(self, q: Array, theta: Array) -> Floats:
-        centred: Floats = self.one_statistics(self._values(theta)) - self.one_mean_parameter(self._open(q))
-        return centred
+    def _features(self, q: Array, theta: Array) -> Floats:
+        """Features copy by copy: (n, copies, n_statistics)."""
+        centred = self.one_centred(self._open(q), self._values(theta))
+        return np.asarray(np.einsum("cij,ncj->nci", self._whitener(q), centred))
 
-    def _root(self, q: Array) -> Floats:
-        """Lower factor R of the Fisher information, after scaling to a unit diagonal: statistics may differ by orders of magnitude."""
-        fisher = self.one_fisher(self._open(q))
-        sd = np.sqrt(np.diagonal(fisher, axis1=-2, axis2=-1))
-        root: Floats = sd[..., None] * np.linalg.cholesky(fisher / (sd[..., :, None] * sd[..., None, :]))
-        return root
+    def _whitener(self, q: Array) -> Floats:
+        return self.one_whitener(self._open(q))

@@ -16,6 +16,8 @@ __all__ = ["Exponential", "Gamma", "InverseGamma"]
 
 Floats = NDArray[np.float64]
 
+_TINY = np.finfo(np.float64).tiny
+
 
 @dataclass(frozen=True)
 class Gamma(ExponentialFamily):
@@ -38,7 +40,7 @@ class Gamma(ExponentialFamily):
 
     def one_statistics(self, x: Floats) -> Floats:
         """(log x, x)."""
-        return np.concatenate([_log(x), x], axis=-1)
+        return np.concatenate([bounded_log(x), x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """Log Gamma(alpha) - alpha log beta."""
@@ -57,6 +59,11 @@ class Gamma(ExponentialFamily):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Quantiles of the gamma law at the normals' probabilities."""
         return gamma_quantile(lam[..., :1] + 1, z) / -lam[..., 1:]
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Alpha and beta are positive."""
+        inside: NDArray[np.bool_] = (lam[..., 0] > -1) & (lam[..., 1] < 0)
+        return inside
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """Alpha and beta must stay positive."""
@@ -107,7 +114,7 @@ class InverseGamma(ExponentialFamily):
 
     def one_statistics(self, x: Floats) -> Floats:
         """(log x, 1 / x)."""
-        return np.concatenate([_log(x), 1 / x], axis=-1)
+        return np.concatenate([bounded_log(x), 1 / x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """Log Gamma(alpha) - alpha log beta."""
@@ -125,7 +132,14 @@ class InverseGamma(ExponentialFamily):
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Beta over a gamma quantile, mirrored so that x grows with z."""
-        return -lam[..., 1:] / gamma_quantile(-lam[..., :1] - 1, -z)
+        beta = -lam[..., 1:]
+        # A quantile below beta times the smallest number would make the draw infinite.
+        return beta / np.maximum(gamma_quantile(-lam[..., :1] - 1, -z), 4 * beta * _TINY)
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Alpha and beta are positive."""
+        inside: NDArray[np.bool_] = (lam[..., 0] < -1) & (lam[..., 1] < 0)
+        return inside
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """Alpha and beta must stay positive."""
@@ -193,7 +207,12 @@ class Exponential(ExponentialFamily):
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """-log(1 - Phi(z)) / rate."""
-        return log_ndtr(-z) / lam
+        return np.asarray(log_ndtr(-z) / lam)
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """The rate is positive."""
+        inside: NDArray[np.bool_] = lam[..., 0] < 0
+        return inside
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """The rate must stay positive."""
@@ -230,16 +249,32 @@ def gamma_quantile(alpha: Floats, z: Floats) -> Floats:
     """
     upper, lower = gammainccinv(alpha, ndtr(-z)), gammaincinv(alpha, ndtr(z))
     # Far down the tail of a small alpha the quantile underflows; a number that can be divided by keeps the draw finite.
-    return np.maximum(np.where(z > 0, upper, lower), np.finfo(np.float64).tiny)
+    return np.asarray(np.maximum(np.where(z > 0, upper, lower), _TINY))
+
+
+def log_gamma_quantile(alpha: Floats, z: Floats) -> Floats:
+    """Logarithm of `gamma_quantile`, exact also where that underflows.
+
+    Near zero the distribution function is ``x^alpha / Gamma(alpha + 1)`` to every digit.
+
+    Examples
+    --------
+    >>> float(log_gamma_quantile(np.array(1e-3), np.array(0.0)).round(2))
+    -693.72
+    """
+    quantile = gamma_quantile(alpha, z)
+    near_zero = (log_ndtr(z) + gammaln(alpha + 1)) / alpha
+    return np.where(quantile > 1e-200, np.log(quantile), near_zero)
+
+
+def bounded_log(x: Floats) -> Floats:
+    """Log x, with zero taken as the smallest number that has a logarithm of full precision."""
+    return np.log(np.maximum(x, _TINY))
 
 
 def _log_normaliser(alpha: Floats, beta: Floats) -> Floats:
     normaliser: Floats = gammaln(alpha) - alpha * np.log(beta)
     return normaliser
-
-
-def _log(x: Floats) -> Floats:
-    return np.log(np.maximum(x, np.finfo(np.float64).tiny))
 
 
 def _matrix(first: Floats, cross: Floats, second: Floats) -> Floats:

@@ -1,0 +1,506 @@
+"""Whole numbers: Bernoulli, categorical, Poisson and negative binomial laws.
+
+The domains of their natural parameters have no boundary, or none on one side, and yet no computer holds a member far out. The bounds below stand
+in for it: beyond them a probability, squared, is no longer a number, or a count no longer whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import (
+    betainc,
+    betaincc,
+    expit,
+    gammainc,
+    gammaincc,
+    gammaln,
+    logit,
+    logsumexp,
+    ndtr,
+)
+
+from qbvi.families.exponential import ExponentialFamily
+
+__all__ = ["Bernoulli", "Categorical", "NegativeBinomial", "Poisson"]
+
+Floats = NDArray[np.float64]
+
+_LOG_ODDS = 300.0  # exp(-600), the square of the smallest probability, is still a normal number
+_LOG_COUNT = 53 * np.log(2.0)  # counts above 2^53 are not all whole numbers in double precision
+_LARGE_RATE = 1e3  # from here on five terms of the asymptotic series of the Poisson entropy are exact to 1e-13
+_STIRLING_STEP = 0.1  # of the trapezoidal rule below, whose error is about exp(-10 / step)
+
+
+@dataclass(frozen=True)
+class Bernoulli(ExponentialFamily):
+    r"""Zero or one: :math:`\phi = x`, :math:`\lambda = \log(p / (1 - p))`.
+
+    Examples
+    --------
+    >>> family = Bernoulli()
+    >>> family.entropy(family.member({"p": 0.5})).round(6)
+    np.float64(0.693147)
+    """
+
+    parameter_names: ClassVar[tuple[str, ...]] = ("p",)
+    is_discrete: ClassVar[bool] = True
+
+    @property
+    def n_statistics(self) -> int:
+        """One."""
+        return 1
+
+    def one_statistics(self, x: Floats) -> Floats:
+        """X."""
+        return x
+
+    def one_log_normaliser(self, lam: Floats) -> Floats:
+        """log(1 + exp(lam))."""
+        return np.logaddexp(0.0, lam[..., 0])
+
+    def one_mean_parameter(self, lam: Floats) -> Floats:
+        """P."""
+        return np.asarray(expit(lam))
+
+    def one_centred(self, lam: Floats, x: Floats) -> Floats:
+        """1 - p or -p, which x - p rounds to zero near one."""
+        return np.asarray(np.where(x > 0.5, expit(-lam), -expit(lam)))
+
+    def one_fisher(self, lam: Floats) -> Floats:
+        """P (1 - p)."""
+        return np.asarray(expit(lam) * expit(-lam))[..., None]
+
+    def one_entropy(self, lam: Floats) -> Floats:
+        """Of the rarer value's log-odds, from which no digits are lost."""
+        rarer = -np.abs(lam[..., 0])
+        return np.asarray(np.log1p(np.exp(rarer)) - rarer * expit(rarer))
+
+    def one_draw(self, lam: Floats, z: Floats) -> Floats:
+        """Whether Phi(z) exceeds 1 - p, asked in the nearer tail."""
+        is_one = np.where(lam < 0, ndtr(-z) < expit(lam), ndtr(z) > expit(-lam))
+        return np.asarray(is_one.astype(np.float64))
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Log-odds that double precision can hold."""
+        return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
+
+    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
+        """As for any bounded number."""
+        return _share(lam, update, -_LOG_ODDS, _LOG_ODDS)
+
+    def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
+        """p, and p (1 - p)."""
+        return self.one_mean_parameter(lam), self.one_fisher(lam)
+
+    def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
+        """The law with this mean."""
+        return np.asarray(np.clip(logit(mean), -_LOG_ODDS, _LOG_ODDS))
+
+    def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
+        """logit(p); a certain value is as certain as double precision allows."""
+        log_odds = logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
+        return np.asarray(np.clip(log_odds, -_LOG_ODDS, _LOG_ODDS))
+
+    def one_parameters(self, lam: Floats) -> dict[str, Floats]:
+        """P."""
+        return {"p": np.asarray(expit(lam[..., 0]))}
+
+    def one_jacobian(self, lam: Floats) -> Floats:
+        """1 / (p (1 - p))."""
+        return 1 / self.one_fisher(lam)
+
+
+@dataclass(frozen=True)
+class Categorical(ExponentialFamily):
+    r"""One of 0, ..., k - 1, as one whole number: :math:`\phi_j = [x = j]`, :math:`\lambda_j = \log(p_j / p_0)`, for :math:`j \ge 1`.
+
+    Parameters
+    ----------
+    k
+        Number of categories, at least two.
+
+    Examples
+    --------
+    >>> family = Categorical(k=3)
+    >>> q = family.member({"probs": [0.2, 0.3, 0.5]})
+    >>> family.parameters(q)["probs"]
+    array([[0.2, 0.3, 0.5]])
+    >>> family.transport(q, np.array([[-2.0], [0.0], [2.0]]))
+    array([[0.],
+           [1.],
+           [2.]])
+    """
+
+    k: int = 2
+    parameter_names: ClassVar[tuple[str, ...]] = ("probs",)
+    is_discrete: ClassVar[bool] = True
+
+    @property
+    def n_statistics(self) -> int:
+        """One for every category but the first."""
+        return self.k - 1
+
+    def one_statistics(self, x: Floats) -> Floats:
+        """Whether x is 1, 2, ..., k - 1."""
+        return np.asarray((np.round(x) == np.arange(1, self.k)).astype(np.float64))
+
+    def one_log_normaliser(self, lam: Floats) -> Floats:
+        """log(1 + sum exp(lam))."""
+        return np.asarray(logsumexp(_logits(lam), axis=-1))
+
+    def one_mean_parameter(self, lam: Floats) -> Floats:
+        """Probabilities of all categories but the first."""
+        return _probabilities(lam)[..., 1:]
+
+    def one_centred(self, lam: Floats, x: Floats) -> Floats:
+        """1 - p_j or -p_j, where 1 - p_j is the sum of the others."""
+        probs = _probabilities(lam)
+        others = probs @ (1 - np.eye(self.k))
+        return np.where(self.one_statistics(x) > 0.5, others[..., 1:], -probs[..., 1:])
+
+    def one_fisher(self, lam: Floats) -> Floats:
+        """diag(p) - p p'."""
+        probs = _probabilities(lam)
+        others, p = (probs @ (1 - np.eye(self.k)))[..., 1:], probs[..., 1:]
+        diagonal = np.eye(self.k - 1)
+        return diagonal * (p * others)[..., None] - (1 - diagonal) * p[..., :, None] * p[..., None, :]
+
+    def one_whitener(self, lam: Floats) -> Floats:
+        r"""In closed form and without a difference, so that it is exact for probabilities near zero and one.
+
+        With :math:`r_j = p_0 + \sum_{i > j} p_i`, what is left after category j, the features are
+        :math:`([x = j] - p_j / r_{j-1} [x \notin \{1 .. j-1\}])` over their standard deviations.
+        """
+        probs = _probabilities(lam)
+        left = probs[..., :1] + _suffix_sums(probs[..., 1:])  # r_0, ..., r_{k-2}
+        after = np.concatenate([left[..., 1:], probs[..., :1]], axis=-1)  # r_1, ..., r_{k-1} = p_0
+        p = probs[..., 1:]
+        earlier = np.tril(np.ones((self.k - 1, self.k - 1)), -1)
+        rows = np.eye(self.k - 1) + earlier * (p / left)[..., None]
+        return np.asarray(rows * np.sqrt(left / p / after)[..., None])
+
+    def one_entropy(self, lam: Floats) -> Floats:
+        """-sum p log p."""
+        logs = _log_probabilities(lam)
+        return np.asarray(-np.sum(np.exp(logs) * logs, axis=-1))
+
+    def one_draw(self, lam: Floats, z: Floats) -> Floats:
+        """How many of the cumulative probabilities Phi(z) exceeds, each asked in its nearer tail."""
+        probs = _probabilities(lam)
+        below, above = np.cumsum(probs, axis=-1)[..., :-1], _suffix_sums(probs)[..., 1:]
+        exceeds = np.where(below < 0.5, ndtr(z) > below, ndtr(-z) < above)
+        return np.asarray(np.sum(exceeds, axis=-1, keepdims=True).astype(np.float64))
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Log-odds that double precision can hold."""
+        return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
+
+    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
+        """As for any bounded numbers."""
+        return _share(lam, update, -_LOG_ODDS, _LOG_ODDS)
+
+    def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
+        """Mean and variance of the category's number."""
+        probs, number = _probabilities(lam), np.arange(self.k)
+        mean = np.sum(probs * number, axis=-1, keepdims=True)
+        return mean, np.sum(probs * (number - mean) ** 2, axis=-1)[..., None, None]
+
+    def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
+        """Proportional to a normal density of this mean and standard deviation."""
+        number = np.arange(1, self.k)
+        return np.clip(number * (mean - number / 2) / sd**2, -_LOG_ODDS, _LOG_ODDS)
+
+    def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
+        """log(p_j / p_0), within what double precision can hold."""
+        probs = np.asarray(parameters["probs"], dtype=np.float64)
+        with np.errstate(divide="ignore"):
+            logs = np.log(np.where(probs >= 0, probs, np.nan))
+        logs = np.maximum(logs, -_LOG_ODDS)
+        return np.asarray(np.clip(logs[..., 1:] - logs[..., :1], -_LOG_ODDS, _LOG_ODDS))
+
+    def one_parameters(self, lam: Floats) -> dict[str, Floats]:
+        """Probabilities of all categories."""
+        return {"probs": _probabilities(lam)}
+
+    def one_textbook(self, lam: Floats) -> Floats:
+        """Probabilities of all categories but the first, which are free."""
+        return _probabilities(lam)[..., 1:]
+
+    def one_from_textbook(self, xi: Floats) -> Floats:
+        """The first probability is what the others leave."""
+        first = 1 - np.sum(xi, axis=-1, keepdims=True)
+        return self.one_natural({"probs": np.concatenate([first, xi], axis=-1)})
+
+    def one_jacobian(self, lam: Floats) -> Floats:
+        """diag(1 / p) + 1 / p_0, the inverse of the Fisher information: these textbook parameters are the mean parameters."""
+        probs = _probabilities(lam)
+        return np.eye(self.k - 1) / probs[..., None, 1:] + 1 / probs[..., :1, None]
+
+    @classmethod
+    def one_fields(cls, parameters: Mapping[str, Any]) -> dict[str, int]:
+        """The number of categories."""
+        return {"k": np.shape(parameters["probs"])[-1]}
+
+
+@dataclass(frozen=True)
+class Poisson(ExponentialFamily):
+    r"""Poisson: :math:`\phi = x`, :math:`\lambda = \log \mathrm{rate}`, :math:`h = 1 / x!`.
+
+    Examples
+    --------
+    >>> family = Poisson()
+    >>> family.sd(family.member({"rate": 4.0}))
+    array([2.])
+    """
+
+    parameter_names: ClassVar[tuple[str, ...]] = ("rate",)
+    is_discrete: ClassVar[bool] = True
+
+    @property
+    def n_statistics(self) -> int:
+        """One."""
+        return 1
+
+    def one_statistics(self, x: Floats) -> Floats:
+        """X."""
+        return x
+
+    def one_log_base(self, x: Floats) -> Floats:
+        """-log x!."""
+        return np.asarray(-gammaln(x[..., 0] + 1))
+
+    def one_log_normaliser(self, lam: Floats) -> Floats:
+        """The rate."""
+        return np.exp(lam[..., 0])
+
+    def one_mean_parameter(self, lam: Floats) -> Floats:
+        """The rate."""
+        return np.exp(lam)
+
+    def one_fisher(self, lam: Floats) -> Floats:
+        """The rate."""
+        return np.exp(lam)[..., None]
+
+    def one_entropy(self, lam: Floats) -> Floats:
+        """Rate (1 - log rate) + E log x!, and for large rates the asymptotic series, where that difference cancels."""
+        log_rate = lam[..., 0]
+        small = np.minimum(log_rate, np.log(_LARGE_RATE))
+        exact = np.exp(small) * (1 - small) + _mean_log_factorial(np.exp(small))
+        r = np.exp(-np.maximum(log_rate, np.log(_LARGE_RATE)))  # one over the rate
+        series = (1 + np.log(2 * np.pi) + log_rate) / 2 - r / 12 - r**2 / 24 - 19 * r**3 / 360
+        return np.asarray(np.where(log_rate < np.log(_LARGE_RATE), exact, series))
+
+    def one_draw(self, lam: Floats, z: Floats) -> Floats:
+        """Quantiles of the Poisson law at the normals' probabilities."""
+        rate = np.exp(lam)
+        return _quantile(lambda x: gammaincc(x + 1, rate), lambda x: gammainc(x + 1, rate), z, rate)
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """A rate that double precision can hold, and counts that are whole numbers in it."""
+        return np.asarray(np.all((lam >= -_LOG_ODDS) & (lam <= _LOG_COUNT), axis=-1))
+
+    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
+        """As for any bounded number."""
+        return _share(lam, update, -_LOG_ODDS, _LOG_COUNT)
+
+    def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
+        """The rate, twice."""
+        return np.exp(lam), np.exp(lam)[..., None]
+
+    def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
+        """The law with this mean."""
+        return np.clip(np.log(np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS, _LOG_COUNT)
+
+    def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
+        """Log rate."""
+        rate = np.asarray(parameters["rate"], dtype=np.float64)[..., None]
+        with np.errstate(divide="ignore"):
+            return np.maximum(np.log(np.where(rate >= 0, rate, np.nan)), -_LOG_ODDS)
+
+    def one_parameters(self, lam: Floats) -> dict[str, Floats]:
+        """The rate."""
+        return {"rate": np.exp(lam[..., 0])}
+
+    def one_jacobian(self, lam: Floats) -> Floats:
+        """1 / rate."""
+        return np.exp(-lam)[..., None]
+
+
+@dataclass(frozen=True)
+class NegativeBinomial(ExponentialFamily):
+    r"""Failures before ``count`` successes of probability p, as SciPy's ``nbinom``: :math:`\phi = x`, :math:`\lambda = \log(1 - p)`.
+
+    The base measure is the binomial coefficient of ``x + count - 1`` over ``x``.
+
+    Parameters
+    ----------
+    count
+        The fixed number of successes, a whole number of at least one.
+
+    Examples
+    --------
+    >>> family = NegativeBinomial(count=3)
+    >>> family.mean(family.member({"p": 0.25}))
+    array([9.])
+    """
+
+    count: int = 1
+    parameter_names: ClassVar[tuple[str, ...]] = ("p",)
+    is_discrete: ClassVar[bool] = True
+
+    @property
+    def n_statistics(self) -> int:
+        """One."""
+        return 1
+
+    def one_statistics(self, x: Floats) -> Floats:
+        """X."""
+        return x
+
+    def one_log_base(self, x: Floats) -> Floats:
+        """Log of the binomial coefficient."""
+        x = x[..., 0]
+        return np.asarray(gammaln(x + self.count) - gammaln(x + 1) - gammaln(self.count))
+
+    def one_log_normaliser(self, lam: Floats) -> Floats:
+        """-count log p."""
+        return -self.count * np.log(-np.expm1(lam[..., 0]))
+
+    def one_mean_parameter(self, lam: Floats) -> Floats:
+        """Count (1 - p) / p."""
+        return self.count / np.expm1(-lam)
+
+    def one_fisher(self, lam: Floats) -> Floats:
+        """Count (1 - p) / p^2."""
+        return (self.count / (np.expm1(-lam) * -np.expm1(lam)))[..., None]
+
+    def one_entropy(self, lam: Floats) -> Floats:
+        """A - lam m, less the mean of the log binomial coefficient."""
+        log_failure = lam[..., 0]
+        regular = self.one_log_normaliser(lam) - log_failure * self.one_mean_parameter(lam)[..., 0]
+        return regular - _mean_log_binomial(log_failure, self.count)
+
+    def one_draw(self, lam: Floats, z: Floats) -> Floats:
+        """Quantiles of the negative binomial law at the normals' probabilities."""
+        p, mean = -np.expm1(lam), self.one_mean_parameter(lam)
+        return _quantile(lambda x: betainc(self.count, x + 1, p), lambda x: betaincc(self.count, x + 1, p), z, mean)
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """A probability between zero and one, as far as double precision can hold it."""
+        return np.asarray(np.all((lam < 0) & (lam >= -_LOG_ODDS), axis=-1))
+
+    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
+        """As for any bounded number."""
+        return _share(lam, update, -_LOG_ODDS, 0.0)
+
+    def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
+        """Count (1 - p) / p, and that over p."""
+        return self.one_mean_parameter(lam), self.one_fisher(lam)
+
+    def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
+        """The law with this mean."""
+        return np.maximum(-np.log1p(self.count / np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS)
+
+    def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
+        """log(1 - p), within what double precision can hold."""
+        p = np.asarray(parameters["p"], dtype=np.float64)[..., None]
+        with np.errstate(divide="ignore"):
+            return np.maximum(np.log1p(-np.where(p <= 1, p, np.nan)), -_LOG_ODDS)
+
+    def one_parameters(self, lam: Floats) -> dict[str, Floats]:
+        """P."""
+        return {"p": -np.expm1(lam[..., 0])}
+
+    def one_jacobian(self, lam: Floats) -> Floats:
+        """-1 / (1 - p)."""
+        return -np.exp(-lam)[..., None]
+
+    @classmethod
+    def one_fields(cls, parameters: Mapping[str, Any]) -> dict[str, int]:
+        """The number of successes, which all copies share."""
+        counts = np.unique(parameters["count"])
+        if len(counts) != 1:
+            msg = f"`count` must be the same for all copies of a NegativeBinomial, got {counts.tolist()}; name them as parameters of their own"
+            raise ValueError(msg)
+        return {"count": int(counts[0])}
+
+
+def _share(lam: Floats, update: Floats, low: float, high: float) -> Floats:
+    """Share of the way to the nearer end, in the direction of the update, of every number; the largest of them."""
+    room = np.where(update > 0, high - lam, lam - low)
+    with np.errstate(divide="ignore", over="ignore"):  # a member at its bound has no room at all
+        shares = np.abs(update) / np.where(update == 0, 1.0, room)
+    return np.asarray(np.max(shares, axis=-1))
+
+
+def _logits(lam: Floats) -> Floats:
+    return np.concatenate([np.zeros_like(lam[..., :1]), lam], axis=-1)
+
+
+def _log_probabilities(lam: Floats) -> Floats:
+    """Log-probabilities of all categories; exact also for one near certainty: (..., k - 1) -> (..., k)."""
+    shifted = _logits(lam)
+    shifted = shifted - np.max(shifted, axis=-1, keepdims=True)
+    is_largest = np.arange(shifted.shape[-1]) == np.argmax(shifted, axis=-1)[..., None]
+    others = np.sum(np.where(is_largest, 0.0, np.exp(shifted)), axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log1p(others))
+
+
+def _probabilities(lam: Floats) -> Floats:
+    return np.exp(_log_probabilities(lam))
+
+
+def _suffix_sums(p: Floats) -> Floats:
+    return np.flip(np.cumsum(np.flip(p, axis=-1), axis=-1), axis=-1)
+
+
+def _quantile(cdf: Callable[[Floats], Floats], tail: Callable[[Floats], Floats], z: Floats, mean: Floats) -> Floats:
+    """Smallest whole number whose distribution function reaches Phi(z), asked in the nearer tail: it grows with z."""
+
+    def reached(x: Floats) -> NDArray[np.bool_]:
+        return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)))
+
+    low, high = np.full(np.broadcast_shapes(z.shape, mean.shape), -1.0), np.ceil(mean) + np.zeros_like(z)
+    while not np.all(found := reached(high)):
+        low, high = np.where(found, low, high), np.where(found, high, 2 * high + 1)
+    while np.any(high - low > 1):
+        middle = np.floor((low + high) / 2)
+        found = reached(middle)
+        low, high = np.where(found, low, middle), np.where(found, middle, high)
+    return high
+
+
+def _mean_log_factorial(rate: Floats) -> Floats:
+    r"""E log x! of a Poisson law (...), by an integral for log x! under which the mean of s^x is known.
+
+    .. math:: \log x! = \int_0^1 \Big(\frac{1 - s^x}{1 - s} - x\Big) \frac{ds}{\log s}, \qquad E s^x = e^{-\mathrm{rate} (1 - s)}
+    """
+    t, weight = _log_grid()
+    v = rate[..., None] * -np.expm1(-t)
+    series = v / 2 * (1 - v / 3 * (1 - v / 4 * (1 - v / 5)))
+    excess = np.where(v < 1e-3, series, (v + np.expm1(-v)) / np.where(v > 0, v, 1.0))
+    mean: Floats = rate * np.sum(weight * np.exp(-t) * excess, axis=-1)
+    return mean
+
+
+def _mean_log_binomial(log_failure: Floats, count: int) -> Floats:
+    r"""Mean of the log binomial coefficient under a negative binomial law (...), by the same integral.
+
+    .. math:: \log \frac{\Gamma(x + r)}{\Gamma(r)\, x!} = \int_0^1 \frac{1 - s^x}{1 - s} \frac{s^{r - 1} - 1}{\log s} ds, \qquad
+              E s^x = \Big(1 + \frac{1 - p}{p} (1 - s)\Big)^{-r}
+    """
+    t, weight = _log_grid()
+    u = -np.expm1(-t)
+    lost = -np.expm1(-count * np.log1p(u / np.expm1(-log_failure)[..., None]))  # 1 - E s^x
+    mean: Floats = np.sum(weight * np.exp(-t) * lost / u * -np.expm1(-(count - 1) * t), axis=-1)
+    return mean
+
+
+def _log_grid() -> tuple[Floats, float]:
+    """Points t = -log s and the weight of dt / t: the trapezoidal rule in log t, exponentially accurate for these integrands."""
+    return np.exp(np.arange(-80.0, 4.5, _STIRLING_STEP)), _STIRLING_STEP
