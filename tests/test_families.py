@@ -120,7 +120,9 @@ def scalar_laws():
     return [copy for family, q in members if family.n_coordinates == 1 for copy in copies(family, q)]
 
 
-scalar = pytest.mark.parametrize(("family", "q"), scalar_laws(), ids=lambda value: getattr(type(value), "__name__", ""))
+scalar = pytest.mark.parametrize(
+    ("family", "q"), scalar_laws(), ids=lambda value: "" if isinstance(value, np.ndarray) else repr(value)
+)
 
 
 def test_every_law_is_in_the_registry():
