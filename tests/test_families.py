@@ -534,11 +534,11 @@ def test_a_product_keeps_its_blocks_of_a_covariance_in_the_order_of_theta(rng):
 
 
 EXTREME = [
-    *((Gamma(), {"alpha": a, "beta": b}) for a in (1e-3, 1e8) for b in (1e-6, 1e8)),
+    *((Gamma(), {"alpha": a, "beta": b}) for a in (1e-3, 1e8, 1e17) for b in (1e-6, 1e8)),
     *((InverseGamma(), {"alpha": a, "beta": b}) for a in (1e-3, 1e8) for b in (1e-6, 1e8)),
     *((Exponential(), {"rate": rate}) for rate in (1e-8, 1e8)),
     *((Beta(), {"alpha": a, "beta": b}) for a in (1e-3, 2.0, 1e8) for b in (1e-3, 1e8)),
-    *((Dirichlet(k=3), {"concentration": c}) for c in ([1e-3] * 3, [1e8] * 3, [1e-3, 1.0, 1e8])),
+    *((Dirichlet(k=3), {"concentration": c}) for c in ([1e-3] * 3, [1e8] * 3, [1e16] * 3, [1e-3, 1.0, 1e8])),
     *((Wishart(p=2), {"df": df, "scale": [[1e6, 0.5], [0.5, 1e-6]]}) for df in (1.001, 1e8)),
     *((InverseWishart(p=2), {"df": df, "scale": [[1e6, 0.5], [0.5, 1e-6]]}) for df in (1.001, 1e8)),
     *((Bernoulli(), {"p": p}) for p in (0.0, 1e-12, 1 - 1e-12, 1.0)),
