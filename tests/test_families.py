@@ -479,6 +479,27 @@ def test_a_plain_step_out_of_the_domain_is_told_and_not_taken(gaussian):
     np.testing.assert_allclose(to_numpy(moved), to_numpy(q), atol=1e-12)
 
 
+def test_a_plain_step_of_a_law_out_of_its_domain_is_told_and_not_taken(law):
+    family, q = law
+    steps = [Plain()(family, q, sign * np.full(family.size, 1e6)) for sign in (1, -1)]
+    outside = [moved for moved, inside in steps if not inside]
+    assert outside
+    for moved in outside:
+        np.testing.assert_array_equal(moved, q)
+
+
+@pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), InParameters()], ids=lambda s: type(s).__name__)
+def test_a_member_survives_many_noisy_steps(law, step, rng):
+    """Pulled to where it came from and shaken by single scores, which for heavy tails are wild."""
+    family, home = law
+    q = home
+    for _ in range(200):
+        noise = family.score(q, draws(family, q, rng, np, 1))[0]
+        q, _ = step(family, q, 0.1 * (home - q + noise))
+        assert is_inside(family, q)
+    assert np.all(np.isfinite(family.features(q, draws(family, q, rng, np, 5))))
+
+
 def test_bounded_rate_is_the_plain_step_where_that_is_well_inside(case, rng, xp):
     family, q = case
     update = small_update(family, rng, xp)
