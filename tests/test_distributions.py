@@ -829,4 +829,5 @@ def test_reprs_read_like_the_call():
     assert repr(Categorical([0.5, 0.5], shape=3)) == "Categorical(probs=[0.5, 0.5], shape=(3,))"
     assert repr(NegativeBinomial(3, 0.5)) == "NegativeBinomial(count=3.0, p=0.5)"
     assert repr(Wishart(3, [[2.0]])) == "Wishart(df=3.0, scale=[[2.0]])"
+    assert repr(SciPyPrior(stats.nbinom(3, 0.5))) == "SciPyPrior(nbinom(n=3, p=0.5, loc=0.0), shape=())"
     assert repr(Normal(np.zeros(50))) == "Normal(loc=<array of shape (50,)>, scale=1.0)"

@@ -125,7 +125,7 @@ class SciPyPrior(Distribution):
         return cls(distribution(**spec["parameters"]), shape=tuple(spec["shape"]))
 
     def __repr__(self) -> str:
-        if isinstance(self.frozen, _FROZEN):
+        if isinstance(self.frozen, _FROZEN | _FROZEN_DISCRETE):
             parameters = ", ".join(f"{name}={value}" for name, value in _named_parameters(self.frozen).items())
             return f"SciPyPrior({self.frozen.dist.name}({parameters}), shape={self.shape})"
         return f"SciPyPrior({type(self.frozen).__name__}, shape={self.shape})"
@@ -247,8 +247,8 @@ def _closed_form(frozen: Any, shape: Shape) -> Distribution | None:
 
 
 def _whole_numbers(frozen: Any, shape: Shape | None) -> Distribution:
-    parameters = _named_parameters(frozen)
-    return _DISCRETE[frozen.dist.name](shape, *(parameters[name] for name in frozen.dist.shapes.split(", ")))
+    *parameters, _ = _named_parameters(frozen).values()  # the last is loc, which is zero
+    return _DISCRETE[frozen.dist.name](shape, *parameters)
 
 
 _Build = Callable[..., Distribution]
@@ -306,8 +306,9 @@ def _is_ours_among_discrete(frozen: Any) -> bool:
 def _named_parameters(frozen: Any) -> dict[str, Any]:
     """Shape parameters, ``loc`` and ``scale`` of a frozen distribution by name, defaults included."""
     own = frozen.dist.shapes.split(", ") if frozen.dist.shapes else []
-    given = dict(zip([*own, "loc", "scale"], frozen.args, strict=False)) | frozen.kwds
-    return {name: given.get(name, float(name == "scale")) for name in (*own, "loc", "scale")}
+    names = [*own, "loc"] if isinstance(frozen, _FROZEN_DISCRETE) else [*own, "loc", "scale"]
+    given = dict(zip(names, frozen.args, strict=False)) | frozen.kwds
+    return {name: given.get(name, float(name == "scale")) for name in names}
 
 
 def _is_scipys_own(distribution: Any) -> bool:

@@ -25,10 +25,12 @@ from scipy.special import (
 )
 
 from qbvi.families.exponential import ExponentialFamily
+from qbvi.families.gamma import gamma_quantile
 
 __all__ = ["Bernoulli", "Categorical", "NegativeBinomial", "Poisson"]
 
 Floats = NDArray[np.float64]
+_Distribution = Callable[[Floats], Floats]
 
 _LOG_ODDS = 300.0  # exp(-600), the square of the smallest probability, is still a normal number
 _LOG_COUNT = 53 * np.log(2.0)  # counts above 2^53 are not all whole numbers in double precision
@@ -298,7 +300,8 @@ class Poisson(ExponentialFamily):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Quantiles of the Poisson law at the normals' probabilities."""
         rate = np.exp(lam)
-        return _quantile(lambda x: gammaincc(x + 1, rate), lambda x: gammainc(x + 1, rate), z, rate)
+        guess = rate + np.sqrt(rate) * z + (z**2 - 1) / 6  # by the first three moments (Cornish and Fisher)
+        return _quantile(lambda x: gammaincc(x + 1, rate), lambda x: gammainc(x + 1, rate), z, guess)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """A rate that double precision can hold, and counts that are whole numbers in it."""
@@ -387,8 +390,9 @@ class NegativeBinomial(ExponentialFamily):
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Quantiles of the negative binomial law at the normals' probabilities."""
-        p, mean = -np.expm1(lam), self.one_mean_parameter(lam)
-        return _quantile(lambda x: betainc(self.count, x + 1, p), lambda x: betaincc(self.count, x + 1, p), z, mean)
+        p = -np.expm1(lam)
+        guess = gamma_quantile(self.count * np.exp(lam), z) / p  # of the gamma law with this mean and variance
+        return _quantile(lambda x: betainc(self.count, x + 1, p), lambda x: betaincc(self.count, x + 1, p), z, guess)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """A probability between zero and one, as far as double precision can hold it."""
@@ -459,19 +463,25 @@ def _suffix_sums(p: Floats) -> Floats:
     return np.flip(np.cumsum(np.flip(p, axis=-1), axis=-1), axis=-1)
 
 
-def _quantile(cdf: Callable[[Floats], Floats], tail: Callable[[Floats], Floats], z: Floats, mean: Floats) -> Floats:
+def _quantile(cdf: _Distribution, tail: _Distribution, z: Floats, guess: Floats) -> Floats:
     """Smallest whole number whose distribution function reaches Phi(z), asked in the nearer tail: it grows with z."""
 
     def reached(x: Floats) -> NDArray[np.bool_]:
-        return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)))
+        return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)) & (x >= 0))
 
-    low, high = np.full(np.broadcast_shapes(z.shape, mean.shape), -1.0), np.ceil(mean) + np.zeros_like(z)
-    while not np.all(found := reached(high)):
-        low, high = np.where(found, low, high), np.where(found, high, 2 * high + 1)
+    high = np.maximum(np.floor(guess), 0.0)
+    low, stride = high - 1, 1.0
+    while np.any(beyond := reached(low)):
+        low, high = np.where(beyond, np.maximum(low - stride, -1.0), low), np.where(beyond, low, high)
+        stride *= 2
+    stride = 1.0
+    while not np.all(enough := reached(high)):
+        low, high = np.where(enough, low, high), np.where(enough, high, high + stride)
+        stride *= 2
     while np.any(high - low > 1):
         middle = np.floor((low + high) / 2)
-        found = reached(middle)
-        low, high = np.where(found, low, middle), np.where(found, middle, high)
+        enough = reached(middle)
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return high
 
 

@@ -120,7 +120,7 @@ class ExponentialFamily(Family):
         fisher = self.one_fisher(lam)
         # Scaled to a unit diagonal first: statistics may differ by orders of magnitude.
         sd = np.sqrt(np.diagonal(fisher, axis1=-2, axis2=-1))
-        root = np.linalg.cholesky(fisher / (sd[..., :, None] * sd[..., None, :]))
+        root = safe_cholesky(fisher / (sd[..., :, None] * sd[..., None, :]))
         whitener: Floats = np.linalg.inv(root) / sd[..., None, :]
         return whitener
 
@@ -364,3 +364,17 @@ class ExponentialFamily(Family):
 
     def _whitener(self, q: Array) -> Floats:
         return self.one_whitener(self._open(q))
+
+
+def safe_cholesky(correlation: Floats) -> Floats:
+    """Cholesky factor of matrices with a unit diagonal, which rounding may have left without definiteness by a few units of the last digit.
+
+    Examples
+    --------
+    >>> safe_cholesky(np.ones((2, 2))).round(6)
+    array([[1., 0.],
+           [1., 0.]])
+    """
+    k = correlation.shape[-1]
+    lift = 4 * k * np.finfo(np.float64).eps
+    return np.asarray(np.linalg.cholesky(correlation + lift * np.eye(k)), dtype=np.float64)

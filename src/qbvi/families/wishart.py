@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, gammaln, polygamma
 
 from qbvi.arrays import pack_symmetric, unpack_symmetric
-from qbvi.families.exponential import ExponentialFamily
+from qbvi.families.exponential import ExponentialFamily, safe_cholesky
 from qbvi.families.gamma import gamma_quantile
 
 __all__ = ["InverseWishart", "Wishart"]
@@ -145,7 +145,7 @@ class Wishart(_MatrixLaw):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Bartlett's decomposition X = L B B' L', where V = L L'."""
         a, M = self._shape(lam)
-        factor = np.linalg.cholesky(_inv(2 * M)) @ _bartlett(a, self._matrix(z))
+        factor = _root(_inv(2 * M)) @ _bartlett(a, self._matrix(z))
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -204,7 +204,7 @@ class InverseWishart(_MatrixLaw):
         """Inverses of Wishart draws, C B^-T B^-1 C' where Psi = C C'; mirrored, so that X grows with the normals on the diagonal."""
         a, M = self._shape(lam)
         inverse = _inv(_bartlett(a, -self._matrix(z)))
-        factor = np.linalg.cholesky(2 * M) @ np.swapaxes(inverse, -1, -2)
+        factor = _root(2 * M) @ np.swapaxes(inverse, -1, -2)
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -333,11 +333,16 @@ def _typical(mean: Floats, variance: Floats) -> Floats:
     return np.where(np.all(diagonal > 0, axis=-1), np.median(ratios, axis=-1), np.nan)
 
 
+def _root(M: Floats) -> Floats:
+    """Lower triangular C with C C' = M."""
+    scaled, sd = _correlation(M)
+    return np.asarray(sd[..., :, None] * safe_cholesky(scaled))
+
+
 def _inverse_root(M: Floats) -> Floats:
     """K with K M K' = 1."""
     scaled, sd = _correlation(M)
-    inverse: Floats = _inv(np.linalg.cholesky(scaled)) / sd[..., None, :]
-    return inverse
+    return np.asarray(_inv(safe_cholesky(scaled)) / sd[..., None, :])
 
 
 def _undefined(p: int) -> Floats:
