@@ -171,9 +171,9 @@ def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Fam
 
 def _like(law: type[ExponentialFamily], shape: tuple[int, ...]) -> ExponentialFamily:
     """The law of a parameter of this shape, whatever its prior."""
-    field, axes = {"Dirichlet": ("k", 1), "Wishart": ("p", 2), "InverseWishart": ("p", 2)}.get(law.__name__, ("", 0))
-    fields = {field: shape[-1]} if axes else {}
-    return law(copies=math.prod(shape[: len(shape) - axes]), **fields)
+    fields = {"Dirichlet": "k", "Wishart": "p", "InverseWishart": "p"}
+    event = {fields[law.__name__]: shape[-1]} if law.event_axes else {}
+    return law(copies=math.prod(shape[: len(shape) - law.event_axes]), **event)
 
 
 def _same_law(prior: Distribution, law: str) -> dict[str, Any] | None:

@@ -186,6 +186,12 @@ class Model:
         starts = [p.initial() for p in self.parameters]
         return np.concatenate([loc for loc, _ in starts]), np.concatenate([scale for _, scale in starts])
 
+    @property
+    def is_discrete(self) -> NDArray[np.bool_]:
+        """Which columns of ``u`` hold whole numbers: (d,)."""
+        sizes = [p.columns.stop - p.columns.start for p in self.parameters]
+        return np.repeat([p.distribution.support.is_discrete for p in self.parameters], sizes)
+
     def flatten(self, values: Any) -> Array:
         """Lay n constrained values side by side: structure of ``(n, *shape)`` -> (n, len(labels))."""
         arrays = self._listed(values)

@@ -18,7 +18,15 @@ from scipy.special import ndtri
 from qbvi.arrays import to_numpy
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.evaluate.failures import Failure
-from qbvi.families import DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianProduct, Product
+from qbvi.families import (
+    DiagonalGaussian,
+    ExponentialFamily,
+    Family,
+    Gaussian,
+    GaussianProduct,
+    NegativeBinomial,
+    Product,
+)
 from qbvi.model import Model
 from qbvi.random import Independent, Sobol
 from qbvi.supports import Elementwise, Interval, Real
@@ -683,14 +691,10 @@ def _factors_of(family: Family, q: Floats) -> tuple[list[Family], list[tuple[int
 
 def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
     assert isinstance(factor, ExponentialFamily)
-    parameters = {name: np.reshape(value, _fitting(value, shape)) for name, value in factor.parameters(q).items()}
-    return DISTRIBUTIONS[type(factor).__name__](**parameters, shape=shape)  # type: ignore[call-arg]
-
-
-def _fitting(value: Floats, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a parameter, copies along its first axis, for a variable of ``shape``."""
-    event = value.ndim - 1
-    return shape[: len(shape) - event] + value.shape[1:] if event else shape
+    copies = shape[: len(shape) - factor.event_axes]
+    found = {name: np.reshape(value, copies + value.shape[1:]) for name, value in factor.parameters(q).items()}
+    fixed = {"count": factor.count} if isinstance(factor, NegativeBinomial) else {}
+    return DISTRIBUTIONS[type(factor).__name__](**fixed, **found)
 
 
 def _describe(family: Family) -> str:

@@ -206,7 +206,9 @@ class Run:
             loc = init.u
         elif init is not None:
             loc = self.model.unconstrain(init)
-        return self.family.start(loc, self.algorithm.start_scale(scale))
+        # A narrow start tells differences; whole numbers have none that are small.
+        scale = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
+        return self.family.start(loc, scale)
 
     def _record(self, turn: _Turn) -> None:
         self._history.append(

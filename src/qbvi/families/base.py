@@ -123,6 +123,10 @@ class Family(ABC):
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
         """Move by ``beta`` along the natural gradient of the mean of ``features . w``."""
 
+    def defensive(self, q: Array) -> Array:
+        """The member to draw from in order to learn about ``q``: itself, unless some values would never be seen."""
+        return q
+
     @abstractmethod
     def log_base(self, theta: Array) -> Array:
         """Log of the base measure h at each draw, up to a constant: (n, d) -> (n,)."""

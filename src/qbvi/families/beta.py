@@ -110,6 +110,7 @@ class Dirichlet(ExponentialFamily):
     """
 
     k: int = 2
+    event_axes: ClassVar[int] = 1
     parameter_names: ClassVar[tuple[str, ...]] = ("concentration",)
 
     @property

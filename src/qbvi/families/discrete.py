@@ -103,6 +103,10 @@ class Bernoulli(ExponentialFamily):
         """The law with this mean."""
         return np.asarray(np.clip(logit(mean), -_LOG_ODDS, _LOG_ODDS))
 
+    def one_defensive(self, lam: Floats) -> Floats:
+        """Both values with a chance of at least a tenth: what a switch does cannot be told from draws that never turn it."""
+        return np.clip(lam, -np.log(9.0), np.log(9.0))
+
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """logit(p); a certain value is as certain as double precision allows."""
         log_odds = logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
@@ -216,6 +220,10 @@ class Categorical(ExponentialFamily):
         """Proportional to a normal density of this mean and standard deviation."""
         number = np.arange(1, self.k)
         return np.clip(number * (mean - number / 2) / sd**2, -_LOG_ODDS, _LOG_ODDS)
+
+    def one_defensive(self, lam: Floats) -> Floats:
+        """A quarter of the draws from all categories alike."""
+        return self.one_natural({"probs": 0.75 * _probabilities(lam) + 0.25 / self.k})
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """log(p_j / p_0), within what double precision can hold."""

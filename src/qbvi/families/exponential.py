@@ -42,6 +42,7 @@ class ExponentialFamily(Family):
     copies: int = 1
     parameter_names: ClassVar[tuple[str, ...]]
     is_discrete: ClassVar[bool] = False
+    event_axes: ClassVar[int] = 0  # axes of one value: none for a number, one for a vector, two for a matrix
 
     # The facts of one copy.
 
@@ -101,6 +102,10 @@ class ExponentialFamily(Family):
     @abstractmethod
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """Undo `one_natural`."""
+
+    def one_defensive(self, lam: Floats) -> Floats:
+        """The member to draw from in order to learn about ``lam``: itself, unless some values would never be seen."""
+        return lam
 
     def one_log_base(self, x: Floats) -> Floats:
         """Log h(x), zero for most laws: (..., n_coordinates) -> (...)."""
@@ -211,6 +216,10 @@ class ExponentialFamily(Family):
         lam, x = self._open(q), self._values(theta)
         terms = np.sum(self.one_statistics(x) * lam, axis=-1) + self.one_log_base(x) - self.one_log_normaliser(lam)
         return np.sum(terms, axis=-1)
+
+    def defensive(self, q: Array) -> Array:
+        """Copy by copy."""
+        return np.reshape(self.one_defensive(self._open(q)), (-1,))
 
     def log_base(self, theta: Array) -> Array:
         """Sum over copies of log h: (n, d) -> (n,)."""

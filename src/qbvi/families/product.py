@@ -154,6 +154,10 @@ class Product(Family):
         kl, gain = sum(move.kl for move in moves), sum(move.gain for move in moves)
         return Advance(self._join([move.q for move in moves]), kl, gain, True)
 
+    def defensive(self, q: Array) -> Array:
+        """Those of the factors."""
+        return self._join([f.defensive(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+
     def log_base(self, theta: Array) -> Array:
         """Sum over the factors: (n, d) -> (n,)."""
         return sum(f.log_base(self._pick(theta, c)) for f, c in self._parts())

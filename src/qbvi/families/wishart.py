@@ -41,6 +41,7 @@ class _Shape(NamedTuple):
 class _MatrixLaw(ExponentialFamily):
     """What the two laws share; they differ in the sign by which ``a`` enters, and in what of the value they look at."""
 
+    event_axes: ClassVar[int] = 2
     p: int = 1
     parameter_names: ClassVar[tuple[str, ...]] = ("df", "scale")
     sign: ClassVar[float]

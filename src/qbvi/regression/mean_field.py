@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import NamedTuple
 
@@ -116,7 +117,7 @@ class MeanFieldRegression(Regression):
     def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
         """Draws from q made of mirror pairs of normals."""
         z = orthogonal_pairs(rng, self._batch(family.n_whitened, state.alike), family.dim)
-        return twice(state, family.transport(state.q, z))
+        return twice(state, family.transport(family.defensive(state.q), z))
 
     def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
         """Add the values to what is known, and move."""
@@ -161,7 +162,7 @@ def _answer(family: Family, state: State) -> _Answer:
     )
     correction, noise = _unseen(family, state, found, left_out.residuals)
     keep = believed(float(correction @ correction), noise)
-    variance = float(np.mean(left_out.residuals**2))
+    variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
     return _Answer(
         bound=bound,
         bound_se=math.sqrt(variance / found.alike),
@@ -174,6 +175,14 @@ def _answer(family: Family, state: State) -> _Answer:
     )
 
 
+def _weights(family: Family, state: State, found: Regressed, m: int) -> Floats:
+    """Weights, adding up to one, with which the last m points stand for draws from q."""
+    theta = state.store.theta[found.rows[-m:]]
+    ratio = np.exp(family.log_prob(state.q, theta) - family.log_prob(family.defensive(state.q), theta))
+    weights = found.weights[-m:] * ratio
+    return np.asarray(weights / np.sum(weights))
+
+
 def _projection(
     family: Family, q: Array, surrogate: Callable[[Floats], Floats], farthest: float
 ) -> tuple[float, Floats]:
@@ -182,11 +191,13 @@ def _projection(
     Products of features of different factors take part too. They are orthogonal to what is wanted, so they change nothing but the error: what they explain
     does not disturb.
     """
-    nodes = family.transport(q, _normals(family))
-    x, psi = family.coordinates(q, nodes), family.features(q, nodes)
+    reference = family.defensive(q)
+    nodes = family.transport(reference, _normals(family))
+    x, psi = family.coordinates(reference, nodes), family.features(q, nodes)
     known = np.sum(x**2, axis=1) <= 1.5 * farthest  # polynomials say nothing beyond the points they were fitted to
     design = np.column_stack([np.ones(len(psi)), psi, *_products(family, x, psi)])[known]
-    coefficients = np.linalg.lstsq(design, surrogate(x[known]), rcond=None)[0]
+    root = np.exp(0.5 * (family.log_prob(q, nodes) - family.log_prob(reference, nodes)))[known]
+    coefficients = np.linalg.lstsq(root[:, None] * design, root * surrogate(x[known]), rcond=None)[0]
     return float(coefficients[0]), coefficients[1 : 1 + family.size]
 
 
@@ -215,7 +226,7 @@ def _products(family: Family, x: Floats, psi: Floats) -> list[Floats]:
 def _unseen(family: Family, state: State, found: Regressed, errors: Floats) -> tuple[Floats, float]:
     r"""The surrogate's error :math:`E[\psi e]` as draws that it did not see tell it (k,), and the variance of that."""
     m = len(errors)
-    share = found.weights[-m:] / np.sum(found.weights[-m:])
+    share = _weights(family, state, found, m)
     psi = family.features(state.q, state.store.theta[found.rows[-m:]])
     starts = np.flatnonzero(np.r_[True, found.pair[1:] != found.pair[:-1]])
     parts = np.add.reduceat((share * errors)[:, None] * psi, starts)
@@ -244,8 +255,12 @@ def _is_gaussian(family: Family) -> NDArray[np.bool_]:
 
 def _normals(family: Family) -> Floats:
     """Fixed normals to make draws from any q of: the same at every step, so that two steps differ by q alone."""
-    n = 1 << math.ceil(math.log2(max(_NODES, 8 * family.size)))
-    return Sobol().normal(np.random.default_rng(0), n, family.dim)
+    return _sobol(1 << math.ceil(math.log2(max(_NODES, 8 * family.size))), family.dim)
+
+
+@lru_cache(maxsize=8)
+def _sobol(n: int, d: int) -> Floats:
+    return Sobol().normal(np.random.default_rng(0), n, d)
 
 
 def _longest(family: Family, state: State, known: _Answer, longest: float) -> _Move:
@@ -317,7 +332,7 @@ def _gaussian_step(factors: list[GaussianFamily], parts: list[Floats], C: Floats
 
 def _doubt(family: Family, q: Array, known: _Answer, move: _Move) -> float:
     """Standard deviation of what no member of the family follows, at the new place; zero where that is still at home."""
-    there = family.coordinates(q, family.transport(move.q, _normals(family)[:64]))
+    there = family.coordinates(family.defensive(q), family.transport(move.q, _normals(family)[:64]))
     reach, home = float(np.mean(np.sum(there**2, axis=1))), family.n_whitened
     if reach < 1.5 * home:
         return -math.inf

@@ -185,7 +185,8 @@ def received(family: Family, state: State, theta: Floats, values: Values) -> tup
         # What is missing is then a matter of averaging: let all draws take part.
         state = state._replace(noise=noise, most=max(state.most, 1500) if noise else state.most)
         theta, y, told = theta[:-_TWICE], y[:-_TWICE], told[:-_TWICE]
-    return state._replace(store=state.store.add(family, state.q, theta, y, told)), family.residual(state.q, theta, y)
+    store = state.store.add(family, family.defensive(state.q), theta, y, told)
+    return state._replace(store=store), family.residual(state.q, theta, y)
 
 
 class _Known(NamedTuple):
@@ -214,8 +215,8 @@ class Regressed(NamedTuple):
 
 def regress(family: Family, state: State, free: Callable[[Floats], Floats] | None = None) -> Regressed:
     """Regress all that is known on the whitened coordinates of q; ``free`` are the features that have no prior."""
-    store = state.store
-    chosen = store.choose(family, state.q, state.most)
+    store, reference = state.store, family.defensive(state.q)
+    chosen = store.choose(family, reference, state.most)
     rows = chosen.rows
     h = family.residual(state.q, store.theta[rows], store.y[rows])
     # What the surrogate does not model grows far out, and where points are crowded each counts less; true noise does neither.
@@ -275,7 +276,8 @@ def _plan(n: int, turn: int) -> Search:
 def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """An order that puts last the points drawn from a q most like the present one, and their number: those to predict."""
     recent = state.store.past[-40:]
-    unlike = [float(family.divergence(batch.q, state.q)) for batch in recent]
+    reference = family.defensive(state.q)
+    unlike = [float(family.divergence(batch.q, reference)) for batch in recent]
     want, chosen = max(2 * family.n_whitened, 24), np.zeros(len(rows), dtype=bool)
     for j in np.argsort(unlike, kind="stable"):
         count = int(chosen.sum())
@@ -335,7 +337,10 @@ def _info(surrogate: Surrogate, step: Step, gap: float, h: Floats) -> Info:
 def enough(family: Family, state: State, h: Floats) -> bool:
     """Whether enough values are finite to regress on, and the last step did not walk off the support."""
     lost = state.before is not None and np.mean(np.isfinite(h)) < 0.25
-    return not lost and len(state.store.choose(family, state.q, state.most).rows) >= family.n_whitened + 4
+    return (
+        not lost
+        and len(state.store.choose(family, family.defensive(state.q), state.most).rows) >= family.n_whitened + 4
+    )
 
 
 def _retreat(family: GaussianFamily, state: State) -> State:
