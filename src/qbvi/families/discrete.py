@@ -33,6 +33,7 @@ Floats = NDArray[np.float64]
 _Distribution = Callable[[Floats], Floats]
 
 _LOG_ODDS = 300.0  # exp(-600), the square of the smallest probability, is still a normal number
+_CERTAIN = 25.0  # log odds beyond which a value is certain
 _LOG_COUNT = 53 * np.log(2.0)  # counts above 2^53 are not all whole numbers in double precision
 _LARGE_RATE = 1e3  # from here on five terms of the asymptotic series of the Poisson entropy are exact to 1e-13
 _STIRLING_STEP = 0.1  # of the trapezoidal rule below, whose error is about exp(-10 / step)
@@ -106,6 +107,10 @@ class Bernoulli(ExponentialFamily):
     def one_defensive(self, lam: Floats) -> Floats:
         """Both values with a chance of at least a tenth: what a switch does cannot be told from draws that never turn it."""
         return np.clip(lam, -np.log(9.0), np.log(9.0))
+
+    def one_saturated(self, lam: Floats) -> Floats:
+        """Log odds up to 25: one in 7e10 is certain enough, and what is beyond is lost in rounding."""
+        return np.clip(lam, -_CERTAIN, _CERTAIN)
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """logit(p); a certain value is as certain as double precision allows."""
@@ -224,6 +229,12 @@ class Categorical(ExponentialFamily):
     def one_defensive(self, lam: Floats) -> Floats:
         """A quarter of the draws from all categories alike."""
         return self.one_natural({"probs": 0.75 * _probabilities(lam) + 0.25 / self.k})
+
+    def one_saturated(self, lam: Floats) -> Floats:
+        """No category further than 25 in log odds below the likeliest."""
+        logs = np.concatenate([np.zeros_like(lam[..., :1]), lam], axis=-1)
+        logs = np.maximum(logs - np.max(logs, axis=-1, keepdims=True), -_CERTAIN)
+        return logs[..., 1:] - logs[..., :1]
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """log(p_j / p_0), within what double precision can hold."""

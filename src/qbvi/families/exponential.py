@@ -107,6 +107,10 @@ class ExponentialFamily(Family):
         """The member to draw from in order to learn about ``lam``: itself, unless some values would never be seen."""
         return lam
 
+    def one_saturated(self, lam: Floats) -> Floats:
+        """A natural parameter no further out than can be told from draws; most laws have no such limit."""
+        return lam
+
     def one_log_base(self, x: Floats) -> Floats:
         """Log h(x), zero for most laws: (..., n_coordinates) -> (...)."""
         return np.zeros(x.shape[:-1])
@@ -292,7 +296,7 @@ class ExponentialFamily(Family):
         r"""Move by beta times the natural gradient :math:`W' w` of a function whose features' coefficients are ``w``."""
         lam, whitener = self._open(q), self._whitener(q)
         coefficients = self._open(w)
-        update = beta * np.einsum("cji,cj->ci", whitener, coefficients)
+        update = self.one_saturated(lam + beta * np.einsum("cji,cj->ci", whitener, coefficients)) - lam
         if not np.max(self.one_way_out(lam, update)) < 1:
             return Advance(q, np.inf, -np.inf, False)
         m, new = self.one_mean_parameter(lam), lam + update

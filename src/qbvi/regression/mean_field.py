@@ -161,7 +161,7 @@ def _answer(family: Family, state: State) -> _Answer:
         np.max(np.sum(system.points.z**2, axis=1)),
     )
     correction, noise = _unseen(family, state, found, left_out.residuals)
-    keep = believed(float(correction @ correction), noise)
+    keep = believed(float(correction @ correction), noise, family.size)
     variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
     return _Answer(
         bound=bound,
