@@ -234,7 +234,7 @@ class Categorical(ExponentialFamily):
         """No category further than 25 in log odds below the likeliest."""
         logs = np.concatenate([np.zeros_like(lam[..., :1]), lam], axis=-1)
         logs = np.maximum(logs - np.max(logs, axis=-1, keepdims=True), -_CERTAIN)
-        return logs[..., 1:] - logs[..., :1]
+        return np.asarray(logs[..., 1:] - logs[..., :1])
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """log(p_j / p_0), within what double precision can hold."""
