@@ -22,7 +22,7 @@ from laws import (
     textbook,
 )
 from qbvi.arrays import pack_symmetric, to_numpy, unpack_symmetric
-from qbvi.families import Bernoulli, Categorical, (
+from qbvi.families import (
     LAWS,
     Bernoulli,
     Beta,
