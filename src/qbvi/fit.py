@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from qbvi.algorithm import QBVI, Algorithm, paper
+from qbvi.arguments import as_seed, positive_number, whole_number
 from qbvi.evaluate import Batches, BlackBox
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
@@ -15,7 +14,7 @@ from qbvi.naming import pick
 from qbvi.progress import Progress
 from qbvi.regression import Regression
 from qbvi.results import Fit
-from qbvi.run import Iterate, Run
+from qbvi.run import Iterate, Run, drive
 from qbvi.starts import run_all, starting_points
 from qbvi.stopping import Budget, MaxIterations
 from qbvi.updates import LearningRate
@@ -98,15 +97,15 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     model = Model(prior)
+    if batch_size is not None:
+        whole_number("batch_size", batch_size)
     batches = None if data is None else Batches(data, batch_size)
     if batches is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
-    if n_starts < 1:
-        msg = f"`n_starts` must be at least 1, got {n_starts}"
-        raise ValueError(msg)
-    algorithm = _method(method, model.dim, batches, tol)
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+    n_starts = whole_number("n_starts", n_starts)
+    algorithm = _method(method, model.dim, batches, positive_number("tol", tol))
+    seed = as_seed(seed)
 
     def run(start: Any, own_seed: int) -> Fit:
         one = Run(
@@ -119,7 +118,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             seed=own_seed,
             callback=callback,
         )
-        return one(start, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
+        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
+        return drive(one.requests(start, progress_line), one.evaluate)
 
     if n_starts == 1:
         return run(init, seed)
@@ -170,12 +170,11 @@ def many_dimensional() -> QBVI:
 
 def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
     """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
-    if max_evals is not None and max_evals < n_starts:
+    if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
         msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
         raise ValueError(msg)
-    if max_time is not None and not max_time > 0:
-        msg = f"`max_time` must be a positive number of seconds, got {max_time}"
-        raise ValueError(msg)
+    if max_time is not None:
+        positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
     reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // 4)
     return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

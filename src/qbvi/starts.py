@@ -58,7 +58,7 @@ def run_all(run: Callable[[Any, int], Fit], init: Any, points: Sequence[NDArray[
     fits = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
         fits.append(run(start, own))
-        if "Ctrl-C" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
+        if "interrupted (" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
             break
     return best_of(fits)
 
