@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import zipfile
-import zlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from qbvi import archive
+from qbvi.archive import Arrays, PathLike
 from qbvi.evaluate.failures import Failure
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
@@ -26,9 +22,6 @@ SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
-
-Arrays = dict[str, NDArray[Any]]
-PathLike = str | os.PathLike[str]
 
 
 def save(fit: Fit, path: PathLike) -> None:
@@ -54,17 +47,7 @@ def save(fit: Fit, path: PathLike) -> None:
     ...     load(f"{folder}/answer.qbvi").elbo
     -1.5
     """
-    path = Path(path)
-    header = np.frombuffer(json.dumps(_header(fit), allow_nan=False).encode(), dtype=np.uint8)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("xb") as file:
-            np.savez(file, allow_pickle=False, header=header, **_arrays(fit))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    archive.write(path, _header(fit), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -83,8 +66,7 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     Fit
         Equal to the one saved, bit for bit.
     """
-    arrays = _read(Path(path))
-    header = _checked_header(arrays, path)
+    header, arrays = _read(path)
     try:
         return _rebuilt(header, arrays, prior)
     except UserDefinedError:
@@ -122,26 +104,12 @@ def _arrays(fit: Fit) -> Arrays:
     }
 
 
-def _read(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            raise ValueError(_not_ours(path))
-        file.seek(0)
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-            msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
-            raise ValueError(msg) from error
-
-
-def _checked_header(arrays: Arrays, path: PathLike) -> dict[str, Any]:
+def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
     try:
-        header = json.loads(arrays["header"].tobytes())
-        ours = header["format"] == _FORMAT
-    except (KeyError, TypeError, ValueError) as error:
+        header, arrays = archive.read(path)
+    except archive.ForeignFileError as error:
         raise ValueError(_not_ours(path)) from error
-    if not ours:
+    if header.get("format") != _FORMAT:
         raise ValueError(_not_ours(path))
     if header.get("schema") != SCHEMA:
         msg = (
@@ -149,7 +117,7 @@ def _checked_header(arrays: Arrays, path: PathLike) -> dict[str, Any]:
             f"this version reads schema {SCHEMA}: update qbvi"
         )
         raise ValueError(msg)
-    return dict(header)
+    return header, arrays
 
 
 def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
