@@ -21,6 +21,7 @@ __all__ = ["load", "save"]
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
+_FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
 
 
@@ -89,7 +90,7 @@ def _header(fit: Fit) -> dict[str, Any]:
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
         "report": report | {"notes": list(fit.notes), "converged": bool(fit.converged)},
-        "failures": [{"kind": f.kind, "message": f.message, "traceback": f.traceback} for f in fit.failures],
+        "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
 
@@ -130,8 +131,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
-def _failures(words: list[dict[str, str]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
+def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
     where, seconds = arrays["failure_parameters"], arrays["failure_seconds"].tolist()
+    words = [said | {"types": tuple(said.get("types", ()))} for said in words]  # JSON knows lists only
     points = [_without_leading_axis(model.unflatten(row[None])) for row in where]
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 
