@@ -9,6 +9,7 @@ True
 
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
+from qbvi.checkpoint import CheckpointError
 from qbvi.distributions import (
     Beta,
     Dirichlet,
@@ -45,6 +46,7 @@ __all__ = [
     "Beta",
     "Bijection",
     "BoundedRate",
+    "CheckpointError",
     "CholeskyLog",
     "ClipByNorm",
     "ControlVariate",

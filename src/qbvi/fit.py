@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
 from qbvi.arguments import as_seed, positive_number, whole_number
-from qbvi.evaluate import Batches, BlackBox
+from qbvi.checkpoint import Checkpoint, fingerprint, read_saved
+from qbvi.evaluate import Batches, BlackBox, OnFailure
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
 from qbvi.naming import pick
@@ -15,6 +20,7 @@ from qbvi.progress import Progress
 from qbvi.regression import Regression
 from qbvi.results import Fit
 from qbvi.run import Iterate, Run, drive
+from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import run_all, starting_points
 from qbvi.stopping import Budget, MaxIterations
 from qbvi.updates import LearningRate
@@ -38,10 +44,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
-    on_failure: str | Callable[[Any], float] = "raise",
+    on_failure: OnFailure = "raise",
+    checkpoint: str | os.PathLike[str] | None = None,
+    on_mismatch: str = "raise",
     progress: bool | None = None,
     callback: Callable[[Iterate], bool | None] | None = None,
-    seed: int | None = None,
+    seed: int | np.random.Generator | np.random.SeedSequence | None = None,
 ) -> Fit:
     r"""Fit a Gaussian posterior to a log-likelihood that can be evaluated but not differentiated.
 
@@ -76,12 +84,19 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     on_failure
         What becomes of points where the function gives NaN, an infinity or an exception: ``"raise"``, ``"exclude"``, ``"floor"``, or a function
         of the `qbvi.Failure`.
+    checkpoint
+        A file that keeps the run: if it is not there it is made, if it is the run goes on from it, to the same result as if it had never stopped
+        and without paying for any evaluation again. Ctrl-C and SIGTERM end such a run with the fit so far. Evaluations since the last state are in
+        a second file, with ``.journal`` at the end of its name; further starts have files of their own, ``.2``, ``.3`` ...
+    on_mismatch
+        What to do with a checkpoint that was made with another function, prior, data, method, family, ``init`` or seed: ``"raise"``; ``"keep"`` what
+        it holds and go on as if nothing had changed; ``"re-evaluate"``: start from its posterior, but evaluate anew.
     progress
         Whether to show a line of progress; by default only on a terminal.
     callback
         Called after each step with a `qbvi.Iterate`; a true answer ends the fit.
     seed
-        Same seed, same result.
+        Same seed, same result. A checkpoint that is resumed has its own.
 
     Returns
     -------
@@ -105,9 +120,13 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         raise ValueError(msg)
     n_starts = whole_number("n_starts", n_starts)
     algorithm = _method(method, model.dim, batches, positive_number("tol", tol))
+    if seed is None and checkpoint is not None and Path(checkpoint).exists():
+        seed = read_saved(checkpoint).seed
     seed = as_seed(seed)
+    given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
+    prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
 
-    def run(start: Any, own_seed: int) -> Fit:
+    def run(start: Any, own_seed: int, number: int = 1) -> Fit:
         one = Run(
             model=model,
             family=choose_family(family, model),
@@ -119,11 +138,25 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             callback=callback,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
-        return drive(one.requests(start, progress_line), one.evaluate)
+        if checkpoint is None:
+            return drive(one.requests(start, progress_line), one.evaluate)
+        own = {"init": fingerprint("init", _plain(start)), "seed": fingerprint("seed", own_seed)}
+        with terminated_as_interrupted(), Checkpoint(_part(checkpoint, number), one, prints | own, on_mismatch) as kept:
+            return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
     if n_starts == 1:
         return run(init, seed)
     return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+def _part(checkpoint: str | os.PathLike[str], number: int) -> str:
+    """The file of one of several starts."""
+    return os.fspath(checkpoint) + (f".{number}" if number > 1 else "")
+
+
+def _plain(init: Any) -> Any:
+    """A start by what it says, not by how long it took to find."""
+    return init.unconstrained if isinstance(init, Fit) else init
 
 
 def choose_family(family: str | Groups, model: Model) -> Family:

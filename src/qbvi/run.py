@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +42,7 @@ class Unconstrained(NamedTuple):
     """A start on the unconstrained scale."""
 
     u: Floats  # (d,)
+    cov: Floats | None = None  # (d, d); by default the method's
 
 
 class Iterate(NamedTuple):
@@ -52,7 +55,8 @@ class Iterate(NamedTuple):
     cov: Floats  # (d, d)
 
 
-class Request(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Request:
     """Points at which the function is wanted: what the loop asks for."""
 
     number: int  # of the requests of a run, from zero
@@ -64,6 +68,15 @@ class Request(NamedTuple):
     def size(self) -> int:
         """Number of points."""
         return len(next(iter(self.points.values())) if isinstance(self.points, dict) else self.points)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A name for these points: the same only where all are equal to the last bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in self.points.items() if isinstance(self.points, dict) else [("", self.points)]:
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array, dtype=np.float64).data)
+        return digest.digest()
 
 
 Conversation = Generator[Request, Evaluations, Fit]
@@ -131,7 +144,7 @@ class Run:
         self._eta = np.zeros(self.family.size) if eta is None else eta
         self._history = History(self.algorithm.window)
         self._state: Any = None
-        self._number = 0
+        self.number = 0
         self._dark = 0  # steps in a row without one finite value
         self._kept: Kept | None = None
         self._remarks: list[str] = []
@@ -167,7 +180,7 @@ class Run:
         history = {name: np.asarray(values) for name, values in vars(self._history).items() if name != "window"}
         generators = tuple(dict(rng.bit_generator.state) for rng in (self._draws, self._rows, self._fresh))
         return Snapshot(
-            number=self._number,
+            number=self.number,
             state=self._state,
             generators=generators,
             history=history,
@@ -184,7 +197,7 @@ class Run:
             rng.bit_generator.state = state
         for name, values in snapshot.history.items():
             setattr(self._history, name, values.tolist() if values.ndim == 1 else list(values))
-        self._number, self._state, self._kept, self._dark = (
+        self.number, self._state, self._kept, self._dark = (
             snapshot.number,
             snapshot.state,
             snapshot.kept,
@@ -259,9 +272,9 @@ class Run:
 
     def _values(self, theta: Array, rows: np.random.Generator) -> Generator[Request, Evaluations, Values]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
-        request = Request(self._number, self.model.constrain(theta), batch, scale)
+        request = Request(self.number, self.model.constrain(theta), batch, scale)
         likelihood, ok, noise_sd = yield request
-        self._number += 1
+        self.number += 1
         self._dark = 0 if ok.any() else self._dark + 1
         if self._dark >= _DARKEST:
             last = self.black_box.failures[-1]
@@ -282,6 +295,8 @@ class Run:
                 msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
                 raise ValueError(msg)
             return self.family.from_moments(mean, cov)
+        if isinstance(init, Unconstrained) and init.cov is not None:
+            return self.family.from_moments(init.u, init.cov)
         if isinstance(init, Unconstrained):
             loc = init.u
         elif init is not None:

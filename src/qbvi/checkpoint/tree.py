@@ -106,7 +106,7 @@ class Reader:
             "list": self._list,
         }
         kind = next((kind for kind in kinds if kind in tree), None)
-        if kind is None:
+        if kind is None or isinstance(tree, list):
             raise ValueError(_damaged(tree))
         try:
             return kinds[kind](tree)
