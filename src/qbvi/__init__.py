@@ -9,6 +9,7 @@ True
 
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
+from qbvi.ask import Ask
 from qbvi.checkpoint import CheckpointError
 from qbvi.distributions import (
     Beta,
@@ -43,6 +44,7 @@ from qbvi.updates import ClipByNorm, LearningRate, Momentum, SeparateRates
 __all__ = [
     "QBVI",
     "Antithetic",
+    "Ask",
     "Beta",
     "Bijection",
     "BoundedRate",

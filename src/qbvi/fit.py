@@ -119,7 +119,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
     n_starts = whole_number("n_starts", n_starts)
-    algorithm = _method(method, model.dim, batches, positive_number("tol", tol))
+    algorithm = choose_method(method, model.dim, batches, positive_number("tol", tol))
     if seed is None and checkpoint is not None and Path(checkpoint).exists():
         seed = read_saved(checkpoint).seed
     seed = as_seed(seed)
@@ -133,7 +133,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             black_box=BlackBox(log_likelihood, vectorized, on_failure),
             batches=batches,
             algorithm=algorithm,
-            budget=_budget(algorithm, model.dim, max_evals, max_time, n_starts),
+            budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
             seed=own_seed,
             callback=callback,
         )
@@ -187,7 +187,7 @@ def _columns(member: str | int, model: Model) -> list[int]:
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
-def _method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
+def choose_method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
     many = d > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
@@ -201,7 +201,7 @@ def many_dimensional() -> QBVI:
     return QBVI(learning_rate=LearningRate(0.1, decay_after=100), keep="last")
 
 
-def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
+def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
     """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
     if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
         msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
