@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
-from qbvi.evaluate import Batches, BlackBox
+from qbvi.evaluate import Batches, BlackBox, OnFailure
+from qbvi.evaluate.black_box import calls_of
+from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
 from qbvi.naming import pick
@@ -29,7 +31,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     log_likelihood: Callable[..., Any],
     prior: Any,
     *,
-    vectorized: bool = False,
+    vectorized: bool | int = False,
     method: str | Algorithm = "auto",
     family: str | Groups = "full",
     data: Any = None,
@@ -39,7 +41,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
-    on_failure: str | Callable[[Any], float] = "raise",
+    on_failure: OnFailure = "raise",
+    executor: Any = None,
+    timeout: float | None = None,
     progress: bool | None = None,
     callback: Callable[[Iterate], bool | None] | None = None,
     seed: int | None = None,
@@ -55,7 +59,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         A distribution (`qbvi.Normal`, `qbvi.InverseGamma` ..., any frozen SciPy distribution, `qbvi.LogPrior` for a log-density of your
         own, `qbvi.Flat` where the function is a log-joint already), or a dict of them by name.
     vectorized
-        The function takes points stacked along a first axis and returns one number for each.
+        The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
+        given, so many in each call.
     method
         ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression`, and
         `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
@@ -75,8 +80,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_evals, max_time
         Budget in evaluations and in seconds.
     on_failure
-        What becomes of points where the function gives NaN, an infinity or an exception: ``"raise"``, ``"exclude"``, ``"floor"``, or a function
-        of the `qbvi.Failure`.
+        What becomes of points where the function gives NaN, an infinity, an exception, no answer in time, or kills its process: ``"raise"``,
+        ``"exclude"``, ``"floor"``, a function of the `qbvi.Failure`, or a dict of these by kind of failure (``"nan"``, ``"+inf"``, ``"-inf"``,
+        ``"exception"``, ``"timeout"``, ``"died"``) or exception type, where what is not listed raises.
+    executor
+        Who makes the calls: a number of processes, any ``concurrent.futures`` executor, a Dask client, an MPI pool executor, or anything with
+        ``submit`` or ``map``. It changes nothing about the result. What you built yourself is not shut down.
+    timeout
+        Seconds that a call may take; then its process is killed and the point has failed. Needs processes: ``executor`` a number, one by default.
     progress
         Whether to show a line of progress; by default only on a terminal.
     callback
@@ -107,12 +118,15 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         raise ValueError(msg)
     algorithm = _method(method, model.dim, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+    warn_if_nothing_to_share(executor, vectorized)
+    if batches is not None and (executor is not None or timeout is not None):
+        log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
 
     def run(start: Any, own_seed: int) -> Fit:
         one = Run(
             model=model,
             family=choose_family(family, model),
-            black_box=BlackBox(log_likelihood, vectorized, on_failure),
+            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner),
             batches=batches,
             algorithm=algorithm,
             budget=_budget(algorithm, model.dim, max_evals, max_time, n_starts),
@@ -121,9 +135,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         )
         return one(start, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
 
-    if n_starts == 1:
-        return run(init, seed)
-    return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+    with open_runner(calls_of(log_likelihood, vectorized, on_failure), executor, timeout) as runner:
+        if n_starts == 1:
+            return run(init, seed)
+        return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
 
 
 def choose_family(family: str | Groups, model: Model) -> Family:
