@@ -109,8 +109,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     model = Model(prior)
-    batches = None if data is None else Batches(data, batch_size)
-    if batches is None and batch_size is not None:
+    batches = Batches(data, batch_size) if data is not None else getattr(log_likelihood, "batches", None)
+    if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
     if n_starts < 1:
@@ -119,7 +119,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     algorithm = _method(method, model.dim, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
     warn_if_nothing_to_share(executor, vectorized)
-    if batches is not None and (executor is not None or timeout is not None):
+    if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
 
     def run(start: Any, own_seed: int) -> Fit:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batches", "WithData"]
+__all__ = ["Batches", "WithData", "n_rows_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Batches:
     @property
     def n_rows(self) -> int:
         """Number of rows N."""
-        return len(_parts(self.data)[0])
+        return n_rows_of(self.data)
 
     @property
     def is_partial(self) -> bool:
@@ -70,7 +70,7 @@ class Batches:
         if self.batch_size is None or not self.is_partial:
             return (None if self.as_rows else self.data), 1.0
         rows = rng.choice(self.n_rows, self.batch_size, replace=False)
-        return (rows if self.as_rows else _take(self.data, rows)), self.n_rows / self.batch_size
+        return (rows if self.as_rows else rows_of(self.data, rows)), self.n_rows / self.batch_size
 
     def bound_to(self, function: Callable[..., Any]) -> tuple[WithData, Batches]:
         """Return the function with the data inside, and batches of row numbers: what travels to workers once, and what each step sends."""
@@ -102,9 +102,23 @@ class WithData:
             return self.function(point, self.data)
         last, taken = self._last
         if last is not rows:
-            taken = _take(self.data, rows)
+            taken = rows_of(self.data, rows)
             self._last = (rows, taken)
         return self.function(point, taken)
+
+
+def n_rows_of(data: Any) -> int:
+    """Number of rows of an array, a pandas object, or a tuple, list or dict of them."""
+    return len(_parts(data)[0])
+
+
+def rows_of(data: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of an array, a pandas object, or a tuple, list or dict of them."""
+    if isinstance(data, dict):
+        return {name: _take_part(part, rows) for name, part in data.items()}
+    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
+        return type(data)(_take_part(part, rows) for part in data)
+    return _take_part(data, rows)
 
 
 def _parts(data: Any) -> list[Any]:
@@ -113,14 +127,6 @@ def _parts(data: Any) -> list[Any]:
     if isinstance(data, tuple | list) and data and hasattr(data[0], "__len__"):
         return list(data)
     return [data]
-
-
-def _take(data: Any, rows: NDArray[np.int64]) -> Any:
-    if isinstance(data, dict):
-        return {name: _take_part(part, rows) for name, part in data.items()}
-    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
-        return type(data)(_take_part(part, rows) for part in data)
-    return _take_part(data, rows)
 
 
 def _take_part(part: Any, rows: NDArray[np.int64]) -> Any:
