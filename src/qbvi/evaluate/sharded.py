@@ -154,9 +154,7 @@ class _Local:
 def _shards(function: PartFunction, parts: Any, client: Any) -> Shards:
     in_dask = _is_from_dask(parts) or (isinstance(parts, Sequence) and any(_is_from_dask(part) for part in parts))
     if client is not None or in_dask:
-        from qbvi.evaluate.dask_shards import OnWorkers
-
-        shards: Shards = OnWorkers(function, parts, client)
+        shards: Shards = _on_workers(function, parts, client)
     elif isinstance(parts, Iterable) and not isinstance(parts, str | bytes | dict):
         shards = _Local(function, list(parts))
     else:
@@ -166,6 +164,15 @@ def _shards(function: PartFunction, parts: Any, client: Any) -> Shards:
         msg = "`parts` must hold at least one part, got none"
         raise ValueError(msg)
     return shards
+
+
+def _on_workers(function: PartFunction, parts: Any, client: Any) -> Shards:
+    try:
+        from qbvi.evaluate.dask_shards import OnWorkers
+    except ImportError as error:
+        msg = "parts in Dask need the package distributed, which is not installed: pip install 'qbvi[dask]'"
+        raise ImportError(msg) from error
+    return OnWorkers(function, parts, client)
 
 
 def _is_from_dask(thing: Any) -> bool:
