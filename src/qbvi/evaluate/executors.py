@@ -112,12 +112,11 @@ def _found(delivery: Delivery) -> tuple[Calls | None, str]:
 class _Borrowed:
     """An executor of the user's: never shut down by us, and sent the function no more than once per worker.
 
-    A task carries points and the function's name. A worker that does not know the name says so, and gets that task again with the function in it.
+    A task carries points and the function's name. A worker that does not know the name says so; its task is sent again, with the function.
     """
 
     def __init__(self, calls: Calls, executor: Any) -> None:
         self._start = _submitter(executor)
-        self._blame = calls.blame
         self._pace = Pace(_width(executor), _ROUND_TRIP)
         self._token = uuid.uuid4().hex
         _HERE[self._token] = (os.getpid(), calls)
@@ -140,20 +139,26 @@ class _Borrowed:
     def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[Settled]:
         ledger = Ledger(blocks)
         waiting = list(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
-        payload = None
-        while waiting:  # a second time, with the function, for those whose worker asked for it
+        loaded = (
+            0  # messages that carry the function: none at first, then one for each worker, until nobody asks for it
+        )
+        while waiting:
             asked = []
-            for i, report in self._start([self._delivery(chunk, batch, payload) for chunk in waiting]):
+            for i, report in self._start(self._deliveries(waiting, batch, loaded)):
                 if report.outcomes is None:
                     asked.append(waiting[i])
                     continue
                 self._pace.add(len(report.outcomes), report.seconds)
                 for task, outcomes in zip(waiting[i], report.outcomes, strict=True):
                     yield from ledger.settle(task, outcomes)
-            waiting, payload = asked, self._payload
+            waiting, loaded = asked, self._pace.workers
 
-    def _delivery(self, chunk: list[Task], batch: tuple[Any, ...], payload: bytes | None) -> Delivery:
-        return Delivery(self._token, payload, [task.points for task in chunk], batch)
+    def _deliveries(self, chunks: list[list[Task]], batch: tuple[Any, ...], loaded: int) -> list[Delivery]:
+        points = [[task.points for task in chunk] for chunk in chunks]
+        return [
+            Delivery(self._token, self._payload if i < loaded else None, blocks, batch)
+            for i, blocks in enumerate(points)
+        ]
 
 
 _Start = Callable[[list[Delivery]], Iterator[tuple[int, Report]]]
