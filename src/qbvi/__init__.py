@@ -29,7 +29,7 @@ from qbvi.distributions import (
     Uniform,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure
+from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import Regression
@@ -86,6 +86,7 @@ __all__ = [
     "Retraction",
     "ScoreFunction",
     "SeparateRates",
+    "ShardedLikelihood",
     "Simplex",
     "Sobol",
     "StudentT",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -13,8 +12,18 @@ from numpy.typing import NDArray
 
 from qbvi.algorithm import Algorithm
 from qbvi.archive import PathLike
-from qbvi.arguments import as_seed, positive_number
-from qbvi.checkpoint import Answers, Checkpoint, CheckpointError, Identity, Saved, fingerprint, read_saved, write_saved
+from qbvi.arguments import positive_number
+from qbvi.checkpoint import (
+    Answers,
+    Checkpoint,
+    CheckpointError,
+    Identity,
+    Saved,
+    fingerprint,
+    read_saved,
+    resumed_seed,
+    write_saved,
+)
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError, row, rows
 from qbvi.evaluate.failures import treatment_of
@@ -111,7 +120,7 @@ class Ask:
             batches=None,
             algorithm=algorithm,
             budget=choose_budget(algorithm, model.dim, max_evals, None, 1),
-            seed=_seed(seed, checkpoint),
+            seed=resumed_seed(seed, checkpoint),
             callback=callback,
         )
         self._checkpoint: Checkpoint | None = None
@@ -294,12 +303,6 @@ class _NoValueError(Exception):
 def _somebody_else(*_: Any) -> float:
     msg = "values come by `tell`"
     raise AssertionError(msg)
-
-
-def _seed(seed: Any, checkpoint: PathLike | None) -> int:
-    if seed is None and checkpoint is not None and Path(checkpoint).exists():
-        return read_saved(checkpoint).seed
-    return as_seed(seed)
 
 
 def _remembered(saved: Saved, prior: Any, on_failure: OnFailure | None) -> tuple[Model, OnFailure]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
-from qbvi.arguments import as_seed, positive_number, whole_number
-from qbvi.checkpoint import Checkpoint, fingerprint, read_saved
+from qbvi.arguments import positive_number, whole_number
+from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.evaluate import Batches, BlackBox, OnFailure
+from qbvi.evaluate.black_box import calls_of
+from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
 from qbvi.naming import pick
@@ -34,7 +35,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     log_likelihood: Callable[..., Any],
     prior: Any,
     *,
-    vectorized: bool = False,
+    vectorized: bool | int = False,
     method: str | Algorithm = "auto",
     family: str | Groups = "full",
     data: Any = None,
@@ -45,6 +46,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_evals: int | None = None,
     max_time: float | None = None,
     on_failure: OnFailure = "raise",
+    executor: Any = None,
+    timeout: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     on_mismatch: str = "raise",
     progress: bool | None = None,
@@ -62,7 +65,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         A distribution (`qbvi.Normal`, `qbvi.InverseGamma` ..., any frozen SciPy distribution, `qbvi.LogPrior` for a log-density of your
         own, `qbvi.Flat` where the function is a log-joint already), or a dict of them by name.
     vectorized
-        The function takes points stacked along a first axis and returns one number for each.
+        The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
+        given, so many in each call.
     method
         ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression`, and
         `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
@@ -82,8 +86,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_evals, max_time
         Budget in evaluations and in seconds.
     on_failure
-        What becomes of points where the function gives NaN, an infinity or an exception: ``"raise"``, ``"exclude"``, ``"floor"``, or a function
-        of the `qbvi.Failure`.
+        What becomes of points where the function gives NaN, an infinity, an exception, no answer in time, or kills its process: ``"raise"``,
+        ``"exclude"``, ``"floor"``, a function of the `qbvi.Failure`, or a dict of these by kind of failure (``"nan"``, ``"+inf"``, ``"-inf"``,
+        ``"exception"``, ``"timeout"``, ``"died"``) or exception type, where what is not listed raises.
+    executor
+        Who makes the calls: a number of processes, any ``concurrent.futures`` executor, a Dask client, an MPI pool executor, or anything with
+        ``submit`` or ``map``. It changes nothing about the result. What you built yourself is not shut down.
+    timeout
+        Seconds that a call may take; then its process is killed and the point has failed. Needs processes: ``executor`` a number, one by default.
     checkpoint
         A file that keeps the run: if it is not there it is made, if it is the run goes on from it, to the same result as if it had never stopped
         and without paying for any evaluation again. Ctrl-C and SIGTERM end such a run with the fit so far. Evaluations since the last state are in
@@ -114,23 +124,24 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     model = Model(prior)
     if batch_size is not None:
         whole_number("batch_size", batch_size)
-    batches = None if data is None else Batches(data, batch_size)
-    if batches is None and batch_size is not None:
+    batches = Batches(data, batch_size) if data is not None else getattr(log_likelihood, "batches", None)
+    if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
     n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model.dim, batches, positive_number("tol", tol))
-    if seed is None and checkpoint is not None and Path(checkpoint).exists():
-        seed = read_saved(checkpoint).seed
-    seed = as_seed(seed)
+    seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
+    warn_if_nothing_to_share(executor, vectorized)
+    if isinstance(batches, Batches) and (executor is not None or timeout is not None):
+        log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
 
     def run(start: Any, own_seed: int, number: int = 1) -> Fit:
         one = Run(
             model=model,
             family=choose_family(family, model),
-            black_box=BlackBox(log_likelihood, vectorized, on_failure),
+            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner),
             batches=batches,
             algorithm=algorithm,
             budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
@@ -144,9 +155,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         with terminated_as_interrupted(), Checkpoint(_part(checkpoint, number), one, prints | own, on_mismatch) as kept:
             return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
-    if n_starts == 1:
-        return run(init, seed)
-    return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+    with open_runner(calls_of(log_likelihood, vectorized, on_failure), executor, timeout) as runner:
+        if n_starts == 1:
+            return run(init, seed)
+        return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
 
 
 def _part(checkpoint: str | os.PathLike[str], number: int) -> str:

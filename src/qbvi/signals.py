@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -32,12 +33,16 @@ def terminated_as_interrupted() -> Iterator[None]:
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _interrupt)
+    own = os.getpid()
+
+    def interrupt(number: int, _: object) -> None:
+        if os.getpid() == own:
+            raise Terminated(signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)  # a worker forked meanwhile ends as it would have
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _interrupt(number: int, _: object) -> None:
-    raise Terminated(signal.Signals(number).name)

@@ -1,6 +1,6 @@
 """Checkpoints: a run on the disk, resumed bit for bit, with every evaluation that was paid for."""
 
-from qbvi.checkpoint.file import Checkpoint, CheckpointError, Identity, Saved, read_saved, write_saved
+from qbvi.checkpoint.file import Checkpoint, CheckpointError, Identity, Saved, read_saved, resumed_seed, write_saved
 from qbvi.checkpoint.fingerprint import Fingerprint, fingerprint
 from qbvi.checkpoint.journal import Answers
 
@@ -13,5 +13,6 @@ __all__ = [
     "Saved",
     "fingerprint",
     "read_saved",
+    "resumed_seed",
     "write_saved",
 ]

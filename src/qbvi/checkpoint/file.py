@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from qbvi import archive
 from qbvi._version import __version__
 from qbvi.archive import PathLike
+from qbvi.arguments import as_seed
 from qbvi.arrays import to_numpy
 from qbvi.checkpoint.fingerprint import Fingerprint
 from qbvi.checkpoint.journal import Answers, Journal
@@ -27,7 +28,7 @@ from qbvi.evaluate.failures import treatment_of
 from qbvi.naming import pick
 from qbvi.run import Request, Run, Unconstrained
 
-__all__ = ["Checkpoint", "CheckpointError", "Saved", "read_saved", "write_saved"]
+__all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
 SCHEMA = 1
 _FORMAT = "qbvi-checkpoint"
@@ -111,6 +112,13 @@ def read_saved(path: PathLike) -> Saved:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         msg = f"{str(path)!r} is a checkpoint, but it is damaged; remove it to begin anew"
         raise CheckpointError(msg) from error
+
+
+def resumed_seed(seed: Any, path: PathLike | None) -> int:
+    """The seed that was given; where none was, the checkpoint's if there is one, else a new one."""
+    if seed is None and path is not None and Path(path).exists():
+        return read_saved(path).seed
+    return as_seed(seed)
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], archive.Arrays]:

@@ -89,8 +89,6 @@ class BlackBox:
     runner: Runner | None = None
 
     def __post_init__(self) -> None:
-        check_function(self.function, self.vectorized)
-        check_on_failure(self.on_failure)
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
 
     def __call__(
@@ -195,18 +193,10 @@ class BlackBox:
         return error
 
 
-def check_function(function: Any, vectorized: Any) -> None:
-    """Refuse what cannot be called, and a number of points below one."""
-    if not callable(function):
-        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
-        raise TypeError(msg)
-    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
-        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
-        raise ValueError(msg)
-
-
 def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: OnFailure) -> Calls:
-    """The function as it is called here or in workers."""
+    """The function as it is called here or in workers; what cannot be called, and what is no policy, are refused."""
+    _check_function(function, vectorized)
+    check_on_failure(on_failure)
     return Calls(function, bool(vectorized), blame=on_failure != "raise")
 
 
@@ -214,6 +204,15 @@ _WAYS_OUT = (
     'pass on_failure="exclude" or "floor" to go on without such points, or keep the parameters where the function is finite '
     "with a support (qbvi.Positive, qbvi.Interval ...)"
 )
+
+
+def _check_function(function: Any, vectorized: Any) -> None:
+    if not callable(function):
+        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
+        raise TypeError(msg)
+    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
+        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
+        raise ValueError(msg)
 
 
 def _was_lost(failure: Failure | None) -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.evaluate.failures import Failure, full_name
 
-__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "count", "number_of", "row", "rows", "working_as"]
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "copied", "count", "number_of", "row", "rows", "working_as"]
 
 Floats = NDArray[np.float64]
 Points = Any  # stacked along a first axis: one array, or a dict of arrays by name
@@ -67,7 +67,7 @@ class Calls:
         start = time.perf_counter()
         try:
             # A copy: what the function does to its argument is its own affair.
-            value, sd = _value_and_sd(self.function(_copied(point), *batch))
+            value, sd = _value_and_sd(self.function(copied(point), *batch))
             return _judged(number_of(value), number_of(sd), point, time.perf_counter() - start)
         except let_through:
             raise
@@ -79,7 +79,7 @@ class Calls:
     ) -> list[Outcome]:
         n, start = count(block), time.perf_counter()
         try:
-            value, sd = _value_and_sd(self.function(_copied(block), *batch))
+            value, sd = _value_and_sd(self.function(copied(block), *batch))
             values, sds = _one_number_each(value, n), _one_number_each(np.broadcast_to(sd, (n,)), n)
         except let_through:
             raise
@@ -126,6 +126,13 @@ def rows(points: Points, chosen: Sequence[int]) -> Points:
     if isinstance(points, dict):
         return {name: np.asarray(value)[list(chosen)] for name, value in points.items()}
     return np.asarray(points)[list(chosen)]
+
+
+def copied(points: Any) -> Any:
+    """A point, or stacked points, to be overwritten at will."""
+    if isinstance(points, dict):
+        return {name: np.array(value)[()] for name, value in points.items()}
+    return np.array(points)[()]
 
 
 def number_of(value: Any, name: str = "log_likelihood") -> float:
@@ -177,9 +184,3 @@ def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
     message = f"{type(error).__name__}: {error}"
     types = tuple(full_name(one) for one in type(error).__mro__ if issubclass(one, BaseException))
     return Failure(point, "exception", message, "".join(traceback.format_exception(error)), seconds, types=types)
-
-
-def _copied(points: Any) -> Any:
-    if isinstance(points, dict):
-        return {name: np.array(value)[()] for name, value in points.items()}
-    return np.array(points)[()]
