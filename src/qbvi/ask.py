@@ -27,11 +27,13 @@ from qbvi.checkpoint import (
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError, row, rows
 from qbvi.evaluate.failures import treatment_of
+from qbvi.families import Family
 from qbvi.fit import Groups, choose_budget, choose_family, choose_method
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.results import Fit
 from qbvi.run import Conversation, DomainError, Iterate, Request, Run
+from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
 
@@ -216,18 +218,18 @@ class Ask:
         """
         saved = read_saved(path)
         self = cls.__new__(cls)
-        algorithm = saved.read("method") if method is None else method
+        algorithm = saved.read("method", object) if method is None else method
         model, policy = _remembered(saved, prior, on_failure)
         self._run = Run(
             model,
-            saved.read("family"),
+            saved.read("family", Family),
             BlackBox(_somebody_else, on_failure=policy),
             None,
             algorithm,
-            saved.read("budget"),
+            saved.read("budget", Budget),
             saved.seed,
         )
-        self._run.restore(saved.read("snapshot", packages=(type(algorithm).__module__.split(".")[0],)))
+        saved.restore(self._run)
         self._checkpoint = None
         self._begin(None, saved.answers)
         return self

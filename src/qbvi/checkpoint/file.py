@@ -25,8 +25,9 @@ from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.evaluate import Evaluations, Outcome
 from qbvi.evaluate.calls import blocks_of
 from qbvi.evaluate.failures import treatment_of
+from qbvi.families import Family
 from qbvi.naming import pick
-from qbvi.run import Request, Run, Unconstrained
+from qbvi.run import Request, Run, Snapshot, Unconstrained
 
 __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
@@ -54,13 +55,28 @@ class Saved:
     arrays: Mapping[str, NDArray[Any]]
     answers: Answers
 
-    def read(self, what: str, packages: tuple[str, ...] = ()) -> Any:
-        """Rebuild one of the things written: ``"snapshot"``, ``"family"``, ..."""
+    def read(self, what: str, kind: type, method: Any = None) -> Any:
+        """Rebuild one of the things written; classes may come from qbvi, and from the package of the ``method`` where one is given."""
+        own = type(method).__module__.split(".")[0]
         try:
-            return Reader(self.arrays, {"qbvi", *packages}).read(self.tree[what])
+            value = Reader(self.arrays, {"qbvi"} if method is None else {"qbvi", own}).read(self.tree[what])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            msg = f"{str(self.path)!r} is a checkpoint, but its contents do not fit together: {error}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(self._senseless(error)) from error
+        if not isinstance(value, kind):
+            raise CheckpointError(self._senseless(f"{what} is a {type(value).__name__}"))
+        return value
+
+    def restore(self, run: Run) -> int:
+        """Put a run where it was when this was written; return the number of its next request."""
+        snapshot: Snapshot = self.read("snapshot", Snapshot, run.algorithm)
+        try:
+            run.restore(snapshot)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise CheckpointError(self._senseless(error)) from error
+        return snapshot.number
+
+    def _senseless(self, reason: object) -> str:
+        return f"{str(self.path)!r} is a checkpoint, but its contents do not fit together: {reason}"
 
 
 class Identity(NamedTuple):
@@ -171,8 +187,9 @@ class Checkpoint:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._try(self._journal.flush)
-        self._try(self._journal.sync)
+        if self._is_ours:
+            self._try(self._journal.flush)
+            self._try(self._journal.sync)
         self._journal.close()
 
     def begin(self, init: Any) -> Any:
@@ -250,13 +267,12 @@ class Checkpoint:
             raise CheckpointError(_mismatch(saved, changed))
         if changed and self._on_mismatch == "re-evaluate":
             return self._start_from(saved)
-        run = self._run
-        snapshot = saved.read("snapshot", packages=(type(run.algorithm).__module__.split(".")[0],))
+        run, snapshot = self._run, saved.read("snapshot", Snapshot, self._run.algorithm)
         state = run.algorithm.init(run.family, run.family.start(*run.model.initial()))
-        if saved.read("family") != run.family or type(snapshot.state) is not type(state):
+        if saved.read("family", Family) != run.family or type(snapshot.state) is not type(state):
             msg = f"{str(self.path)!r} holds a state of another family or method, which this one cannot keep; pass on_mismatch='re-evaluate' to start from its posterior"
             raise CheckpointError(msg)
-        run.restore(snapshot)
+        saved.restore(run)
         self._identity = self._identity._replace(run_id=saved.run_id)
         self._is_ours = not changed  # else the file is to hold the new fingerprints from now on
         self._answers = self._journal.resume(saved.run_id)
@@ -264,10 +280,7 @@ class Checkpoint:
         return init
 
     def _start_from(self, saved: Saved) -> Unconstrained:
-        family, snapshot = (
-            saved.read("family"),
-            saved.read("snapshot", packages=(type(self._run.algorithm).__module__.split(".")[0],)),
-        )
+        family, snapshot = saved.read("family", Family), saved.read("snapshot", Snapshot, self._run.algorithm)
         if family.dim != self._run.family.dim:
             msg = f"{str(self.path)!r} holds a posterior of {family.dim} coordinates, the prior has {self._run.family.dim}: choose another file"
             raise CheckpointError(msg)

@@ -92,7 +92,7 @@ class _Walk:
         if isinstance(target, types.FunctionType) and not _is_installed(target.__module__):
             self._function(target)
         elif place not in self.digests:
-            self._place = place.removeprefix(f"{self.name}, ")
+            self._place = place.replace(", its ", "'s ")
             self.digests[place] = self._digest(value)
 
     def _digest(self, value: Any, depth: int = 0) -> str:
@@ -199,9 +199,9 @@ def _attribute_names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_attribute_names(inner) for inner in _inner(code)))
 
 
-def _is_installed(module: str) -> bool:
+def _is_installed(module: str | None) -> bool:
     """Whether a module belongs to Python or to an installed package, rather than being the user's own."""
-    package = module.split(".")[0]
+    package = (module or "").split(".")[0]
     if package in sys.stdlib_module_names:
         return package != "__main__"
     file = getattr(sys.modules.get(package), "__file__", None) or ""
