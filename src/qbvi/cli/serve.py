@@ -166,7 +166,7 @@ class _Out:
 
 
 def _lines(file: int) -> Iterator[bytes]:
-    """Yield lines as they come. A thread reads ahead, so that the other side may answer while it is still being asked."""
+    """Lines as they come. A thread reads ahead from now on, so that the other side may answer while it is still being asked."""
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -180,9 +180,7 @@ def _lines(file: int) -> Iterator[bytes]:
         waiting.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    while (line := waiting.get()) is not None:
-        if line.strip():
-            yield line
+    return (line for line in iter(waiting.get, None) if line.strip())
 
 
 def _message(line: bytes) -> dict[str, Any]:
