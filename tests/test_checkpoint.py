@@ -399,7 +399,7 @@ def test_a_disk_that_fills_up_costs_one_warning_and_nothing_else(tmp_path, monke
         return full()
 
     monkeypatch.setattr(os, "pwrite", filling)
-    monkeypatch.setattr("qbvi.checkpoint.file._SHARE", 0.0)  # no state after the first
+    monkeypatch.setattr("qbvi.checkpoint.file._STATES", 0.0)  # no state after the first
     with pytest.warns(RuntimeWarning, match="could not be written") as warned:
         resumed = fit(tmp_path / "run", method=QUICK)
     assert len(warned) == 1

@@ -33,7 +33,8 @@ __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "
 
 SCHEMA = 1
 _FORMAT = "qbvi-checkpoint"
-_SHARE = 0.05  # of the run's time, spent on writing states and on forcing the journal to the disk
+_STATES = 0.04  # share of the run's time that writing states may take
+_SYNCS = 0.01  # share of it that forcing the journal to the disk may take
 _RESPONSES = dict.fromkeys(("raise", "keep", "re-evaluate"))
 
 
@@ -180,7 +181,7 @@ class Checkpoint:
         self._journal = Journal(_journal_of(self.path), self._identity.run_id)
         self._is_ours = False  # whether the file holds this run by now
         self._is_warned = False
-        self._states, self._syncs = _Ration(), _Ration()
+        self._states, self._syncs = _Ration(_STATES), _Ration(_SYNCS)
         run.on_turn = self._turned
 
     def __enter__(self) -> Self:
@@ -291,11 +292,12 @@ class Checkpoint:
 class _Ration:
     """Lets something that takes time be done again once it would take only its share of the time since."""
 
+    share: float
     cost: float = 0.0
     ended: float = field(default_factory=time.perf_counter)
 
     def is_due(self) -> bool:
-        return _SHARE * (time.perf_counter() - self.ended) >= self.cost
+        return self.share * (time.perf_counter() - self.ended) >= self.cost
 
     def timed(self, act: Callable[[], None]) -> None:
         start = time.perf_counter()

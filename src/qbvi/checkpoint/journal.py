@@ -114,6 +114,7 @@ class Journal:
         _hold(self._file, path)
         self._name = run_id.encode()
         self._good = 0  # length of the file up to which all is whole
+        self._is_torn = True  # whether there may be more in the file than that
         self._waiting: list[bytes] = []
 
     def resume(self, run_id: str) -> Answers:
@@ -132,7 +133,7 @@ class Journal:
 
     def restart(self) -> None:
         """Begin anew: the state holds all that was noted."""
-        self._good, self._waiting = 0, [self._name]
+        self._good, self._is_torn, self._waiting = 0, True, [self._name]
         self.flush()
 
     def append(self, request: Request, outcomes: Mapping[int, Outcome]) -> None:
@@ -146,7 +147,9 @@ class Journal:
             return
         content = b"".join(self._waiting)
         try:
-            os.ftruncate(self._file, self._good)
+            if self._is_torn:
+                os.ftruncate(self._file, self._good)
+            self._is_torn = True  # until all of it is there
             written = 0
             while written < len(content):
                 written += os.pwrite(self._file, content[written:], self._good + written)
@@ -155,7 +158,7 @@ class Journal:
                 os.ftruncate(self._file, self._good)
             raise
         self._good += len(content)
-        self._waiting = []
+        self._waiting, self._is_torn = [], False
 
     def sync(self) -> None:
         """Force the file to the disk, against a failure of power."""
