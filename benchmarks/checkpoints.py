@@ -18,9 +18,9 @@ import qbvi
 
 CASES = [
     ("auto, d = 2", 2, {}, 0.0),
-    ("auto, d = 10", 10, {}, 0.0),
-    ("auto, d = 30", 30, {}, 0.0),
-    ("auto, d = 10, 1 ms a call", 10, {}, 1e-3),
+    ("auto, d = 10", 10, {"max_evals": 1500}, 0.0),
+    ("auto, d = 30", 30, {"max_evals": 3000}, 0.0),
+    ("auto, d = 10, 1 ms a call", 10, {"max_evals": 1500}, 1e-3),
     ("paper, 100 x 200, d = 10", 10, {"method": qbvi.paper(stop=qbvi.MaxIterations(200))}, 0.0),
 ]
 

@@ -157,7 +157,7 @@ def _opened(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
 class Checkpoint:
     """Keeps a run on the disk: give `answer` to `qbvi.run.drive`.
 
-    The state is written after a step if that takes at most a twentieth of the run's time, and always at the end. All evaluations since then are
+    The state is written after a step if that keeps all writing below a twentieth of the run's time, and always at the end. All evaluations since then are
     in the journal, so a run that is resumed takes the steps in between again without paying for them. A disk that fails or is full leaves the
     last good file, and the run goes on.
 

@@ -20,7 +20,7 @@ __all__ = ["Fingerprint", "fingerprint"]
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _DEEPEST = 50  # levels of data in data
-_INSTALLED = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Walk:
 
     def top(self, value: Any) -> None:
         function = _unwrapped(value)
-        if isinstance(function, types.FunctionType) and not _is_installed(function.__module__):
+        if isinstance(function, types.FunctionType) and not _is_library(function):
             self._function(function)
         else:
             self.digests[self.name] = self._digest(value)
@@ -89,7 +89,7 @@ class _Walk:
 
     def _variable(self, place: str, value: Any) -> None:
         target = _unwrapped(value)
-        if isinstance(target, types.FunctionType) and not _is_installed(target.__module__):
+        if isinstance(target, types.FunctionType) and not _is_library(target):
             self._function(target)
         elif place not in self.digests:
             self._place = place.replace(", its ", "'s ")
@@ -130,7 +130,7 @@ class _Walk:
 
     def _called(self, function: types.FunctionType, depth: int) -> Iterator[str]:
         yield f"{function.__module__}.{function.__qualname__}"
-        if not _is_installed(function.__module__):
+        if not _is_library(function):
             yield _code(function.__code__)
             for kind, name, value in _read_by(function):
                 yield f"{kind} {name}"
@@ -199,13 +199,21 @@ def _attribute_names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_attribute_names(inner) for inner in _inner(code)))
 
 
-def _is_installed(module: str | None) -> bool:
-    """Whether a module belongs to Python or to an installed package, rather than being the user's own."""
-    package = (module or "").split(".")[0]
+def _is_library(function: types.FunctionType) -> bool:
+    """Whether a function comes with Python or with an installed package, rather than being the user's own."""
+    return _is_installed_file(function.__code__.co_filename)
+
+
+def _is_installed(module: str) -> bool:
+    """The same of a module."""
+    package = module.split(".")[0]
     if package in sys.stdlib_module_names:
         return package != "__main__"
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return any(Path(file).is_relative_to(folder) for folder in _INSTALLED)
+    return _is_installed_file(getattr(sys.modules.get(package), "__file__", None) or "")
+
+
+def _is_installed_file(path: str) -> bool:
+    return path.startswith("<frozen") or any(Path(path).is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _content(cell: types.CellType) -> Any:
