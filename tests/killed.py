@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import qbvi
+from qbvi.checkpoint import file
 
 METHODS = {
     "regression": {"method": qbvi.Regression(tol=1e-6), "max_evals": 700},
@@ -59,6 +60,8 @@ def live(folder, options, evaluations=None, seconds=None):
     """Run the fit in a child until it ends, kills itself, or is killed; return whether it ended."""
     global lives_for
     lives_for = evaluations
+    # A life that is cut by count writes a state after every step, one that is cut by time as many as it may.
+    file._STATES = 1e9 if evaluations is not None else 0.04
     child = os.fork()
     if not child:
         result = fit(Logged(folder / "log"), options, checkpoint=folder / "run.qbvi")
