@@ -206,10 +206,12 @@ def test_a_failure_that_ended_the_run_is_tried_again_and_nothing_else(tmp_path):
 def test_a_larger_budget_goes_on_as_if_it_had_been_there_from_the_start(tmp_path, monkeypatch, foreseen):
     if not foreseen:  # a step may turn out larger than the rule expects
         monkeypatch.setattr(Budget, "__call__", lambda self, history: None)
-    whole = fit(max_evals=400, method=qbvi.Regression(tol=1e-9))
-    first = fit(tmp_path / "run", max_evals=150, method=qbvi.Regression(tol=1e-9))
+    method = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(1000), n_fresh=30)
+    whole = fit(max_evals=400, method=method)
+    first = fit(tmp_path / "run", max_evals=150, method=method)
     assert first.n_evals <= 150
-    resumed = fit(tmp_path / "run", max_evals=400, method=qbvi.Regression(tol=1e-9))
+    assert "150 evaluations" in first.stop_reason
+    resumed = fit(tmp_path / "run", max_evals=400, method=method)
     assert_same(resumed, whole)
     assert any(
         "evaluations of the checkpoint were for points that are not asked for again" in note for note in resumed.notes
