@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from distributed import Client, Future, KilledWorker, as_completed, get_worker
@@ -13,8 +16,9 @@ from qbvi.evaluate.executors import Delivery, Report, run_chunk
 from qbvi.evaluate.shipping import packed
 from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
 
-__all__ = ["OnDask"]
+__all__ = ["LOST", "OnDask", "lost_of"]
 
+LOST = (KilledWorker, CancelledError, asyncio.CancelledError)  # a result that went with its worker
 _ROUND_TRIP = 2e-3  # seconds that a task costs the scheduler and both ends
 _MOST_LOSSES = (
     2  # times that one call may be lost before it is given up; each time, Dask itself has tried it on several workers
@@ -40,15 +44,13 @@ class OnDask:
         self._pace.workers = max(1, sum(self._client.nthreads().values()))
         first = chunked(ledger.tasks, self._pace.chunk_size(len(blocks)))
         chunks = {self._submitted(chunk, batch): chunk for chunk in first}
-        arriving = as_completed(list(chunks), raise_errors=False)
+        suspects: deque[Task] = deque()
         try:
-            for future in arriving:
-                chunk = chunks.pop(future)
-                settled, again = self._taken_in(ledger, chunk, future)
-                yield from settled
-                more = {self._submitted(tasks, batch): tasks for tasks in again}
-                chunks |= more
-                arriving.update(list(more))
+            for future in as_completed(list(chunks), raise_errors=False):
+                yield from self._taken_in(ledger, chunks.pop(future), future, suspects)
+            while suspects:  # one after the other: with nobody else at work, nobody else can be to blame
+                task = suspects.popleft()
+                yield from self._taken_in(ledger, [task], self._submitted([task], batch), suspects)
         finally:  # left in the middle of a step: nobody waits for the rest
             self._client.cancel(list(chunks))
 
@@ -62,29 +64,36 @@ class OnDask:
         points = [task.points for task in chunk]
         return self._client.submit(_run_there, self._token, self._function, points, batch, pure=False)
 
-    def _taken_in(self, ledger: Ledger, chunk: list[Task], future: Future) -> tuple[list[Settled], list[list[Task]]]:
-        """Return the blocks that are complete now, and the calls to be sent again."""
-        if future.status == "finished":
+    def _taken_in(self, ledger: Ledger, chunk: list[Task], future: Future, suspects: deque[Task]) -> list[Settled]:
+        """Return the blocks that are complete now; calls that were lost with their worker join the suspects."""
+        try:
             report = future.result()
-            self._pace.add(len(chunk), report.seconds)
-            answers = zip(chunk, report.outcomes, strict=True)
-            return [block for task, outcomes in answers for block in ledger.settle(task, outcomes)], []
-        error = future.exception() if future.status == "error" else None
-        if error is not None and not isinstance(error, KilledWorker):
+        except LOST as error:
+            if lost_of(self._client, [self._function]):  # every worker that held it is gone
+                self._function = self._scattered()
+            return self._lost(ledger, chunk, str(error), suspects)
+        except Exception as error:
             msg = f"the Dask workers cannot run `log_likelihood`: {error!r}; they need the packages and modules that it uses"
             raise RuntimeError(msg) from error
-        if self._function.status != "finished":  # every worker that held it is gone
-            self._function = self._scattered()
-        return self._lost(ledger, [task._replace(losses=task.losses + 1) for task in chunk], str(error or "lost"))
+        self._pace.add(len(chunk), report.seconds)
+        answers = zip(chunk, report.outcomes, strict=True)
+        return [block for task, outcomes in answers for block in ledger.settle(task, outcomes)]
 
-    def _lost(self, ledger: Ledger, chunk: list[Task], message: str) -> tuple[list[Settled], list[list[Task]]]:
-        alone = len(chunk) == 1 and (chunk[0].is_alone or not self._blame)
-        if alone and chunk[0].losses >= _MOST_LOSSES:
-            return ledger.fail(chunk[0], Loss("died", message, 0.0, "Dask")), []
-        pieces = (ledger.one_by_one(task) if self._blame else [task] for task in chunk)
-        return [], [
-            [piece._replace(losses=task.losses)] for task, parts in zip(chunk, pieces, strict=True) for piece in parts
-        ]
+    def _lost(self, ledger: Ledger, chunk: list[Task], message: str, suspects: deque[Task]) -> list[Settled]:
+        settled = []
+        for task in chunk:
+            if task.losses >= _MOST_LOSSES and (task.is_alone or not self._blame):
+                settled += ledger.fail(task, Loss("died", message, 0.0, "Dask"))
+            else:
+                pieces = ledger.one_by_one(task) if self._blame else [task]
+                suspects.extend(piece._replace(losses=task.losses + 1) for piece in pieces)
+        return settled
+
+
+def lost_of(client: Client, futures: Sequence[Future]) -> list[int]:
+    """Which of these no worker holds any more; asked of the scheduler, as the client hears of it late."""
+    holders = client.who_has()
+    return [k for k, future in enumerate(futures) if not holders.get(future.key)]
 
 
 def _run_there(token: str, payload: bytes, blocks: list[Points], batch: tuple[Any, ...]) -> Report:
