@@ -186,7 +186,7 @@ def test_parts_that_were_sent_from_here_are_sent_again_when_their_worker_dies(cl
     np.testing.assert_array_equal(likelihood(theta), expected)
     for pid in pids(client):
         os.kill(pid, signal.SIGKILL)
-    np.testing.assert_array_equal(likelihood(theta), expected)
+        np.testing.assert_array_equal(likelihood(theta), expected)
 
 
 def test_an_exception_on_a_part_is_a_failure_of_the_point(client):

@@ -11,7 +11,7 @@ import dask
 from distributed import Client, Future, get_client
 
 from qbvi.evaluate.calls import Points
-from qbvi.evaluate.dask import LOST, lost_of
+from qbvi.evaluate.dask import LOST, lost_of, scattered
 from qbvi.evaluate.sharded import PartFunction, Selection, value_on_part
 from qbvi.evaluate.shipping import packed
 
@@ -61,7 +61,7 @@ class OnWorkers:
         gone = lost_of(self._client, self._parts)
         if self._own is not None:
             for k in gone:
-                self._parts[k] = self._client.scatter(self._own[k], hash=False)
+                self._parts[k] = scattered(self._client, self._own[k])
         elif any(self._parts[k].status in ("cancelled", "lost") for k in gone):  # others are being made again
             msg = f"parts {gone} are gone with their workers and cannot be made again: give `parts` as delayed values, which can"
             raise RuntimeError(msg)
@@ -79,7 +79,7 @@ def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Futu
     if isinstance(parts, list | tuple) and all(dask.is_dask_collection(part) for part in parts):
         return None, client.compute(list(parts))
     own = list(parts)
-    return own, client.scatter(own, hash=False)
+    return own, scattered(client, own)
 
 
 def _delayed(collection: Any) -> list[Any]:
