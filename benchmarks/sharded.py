@@ -5,7 +5,7 @@ A step sends S points of d numbers to P parts, which hold N rows of d + 1 number
     bytes   = points S d 8 (1 + W)  +  parts P (S 8 + b)
     seconds = a + c P + r N S / W
 
-with W workers; b, a, c and r are least-squares estimates from the measurements. Bytes are counted on the loopback device, where other programs may talk too: the median of
+with W workers; b is a median, a, c and r are least-squares estimates from the measurements. Bytes are counted on the loopback device, where other programs may talk too: the median of
 the steps is taken. Run: ``python benchmarks/sharded.py``.
 """
 
@@ -15,6 +15,7 @@ import argparse
 import time
 from typing import NamedTuple
 
+import dask
 import numpy as np
 import psutil
 from distributed import Client, LocalCluster
@@ -94,7 +95,8 @@ def main() -> None:
     """Print the measurements, the model, and the projection."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     options = {"n_workers": WORKERS, "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    still = dask.config.set({"distributed.scheduler.work-stealing": False})  # no part moves while we count
+    with still, LocalCluster(**options) as cluster, Client(cluster) as client:
         costs = [measure(client, *row) for row in GRID]
     per_part, (a, c, r) = fitted(costs)
     print(f"{'S':>5s}{'d':>5s}{'parts':>7s}{'rows':>12s}{'kB/step':>10s}{'model':>9s}{'ms/step':>10s}{'model':>9s}")

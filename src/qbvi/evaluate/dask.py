@@ -20,7 +20,7 @@ from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
 __all__ = ["LOST", "OnDask", "lost_of", "scattered"]
 
 LOST = (KilledWorker, CancelledError, asyncio.CancelledError)  # a result that went with its worker
-_ROUND_TRIP = 2e-3  # seconds that a task costs the scheduler and both ends
+_ROUND_TRIP = 4e-3  # seconds that a task costs the scheduler and both ends
 _REFRESH = 5.0  # seconds between looks at the size of the cluster
 _MOST_TRIES = 20  # to hand data to a cluster whose workers are dying
 _MOST_LOSSES = (
@@ -46,8 +46,8 @@ class OnDask:
         """Yield each block's number and outcomes as they arrive."""
         ledger = Ledger(blocks)
         self._pace.workers = self._width()
-        first = chunked(ledger.tasks, self._pace.chunk_size(len(blocks)))
-        chunks = {self._submitted(chunk, batch): chunk for chunk in first}
+        first = list(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
+        chunks = dict(zip(self._submitted(first, batch), first, strict=True))
         suspects: deque[Task] = deque()
         try:
             arriving = as_completed(list(chunks), loop=self._client.loop, with_results=True, raise_errors=False)
@@ -55,7 +55,7 @@ class OnDask:
                 yield from self._taken_in(ledger, chunks.pop(future), result, suspects)
             while suspects:  # one after the other: with nobody else at work, nobody else can be to blame
                 task = suspects.popleft()
-                yield from self._taken_in(ledger, [task], _result(self._submitted([task], batch)), suspects)
+                yield from self._taken_in(ledger, [task], _result(*self._submitted([[task]], batch)), suspects)
         finally:  # left in the middle of a step: nobody waits for the rest
             self._client.cancel(list(chunks))
 
@@ -70,9 +70,11 @@ class OnDask:
             self._last_width = (time.monotonic(), width)
         return width
 
-    def _submitted(self, chunk: list[Task], batch: tuple[Any, ...]) -> Future:
-        points = [task.points for task in chunk]
-        return self._client.submit(_run_there, self._token, self._function, points, batch, pure=False)
+    def _submitted(self, chunks: list[list[Task]], batch: tuple[Any, ...]) -> list[Future]:
+        points = [[task.points for task in chunk] for chunk in chunks]
+        each = ([thing] * len(chunks) for thing in (self._token, self._function, batch))
+        # One map: the scheduler hears of all tasks in one message.
+        return list(self._client.map(_run_there, *each, points, pure=False))
 
     def _taken_in(self, ledger: Ledger, chunk: list[Task], result: Any, suspects: deque[Task]) -> list[Settled]:
         """Return the blocks that are complete now; calls that were lost with their worker join the suspects."""
@@ -81,7 +83,8 @@ class OnDask:
             answers = zip(chunk, result.outcomes or [], strict=True)
             return [block for task, outcomes in answers for block in ledger.settle(task, outcomes)]
         error = result[1] if isinstance(result, tuple) else result
-        if not isinstance(error, LOST):
+        went_with_worker = isinstance(error, LOST)
+        if not went_with_worker:
             msg = f"the Dask workers cannot run `log_likelihood`: {error!r}; they need the packages and modules that it uses"
             raise RuntimeError(msg) from error
         if lost_of(self._client, [self._function]):  # every worker that held it is gone
@@ -125,7 +128,7 @@ def _result(future: Future) -> Any:
         return error
 
 
-def _run_there(token: str, payload: bytes, blocks: list[Points], batch: tuple[Any, ...]) -> Report:
+def _run_there(token: str, payload: bytes, batch: tuple[Any, ...], blocks: list[Points]) -> Report:
     seconds, outcomes = run_chunk(Delivery(token, payload, blocks, batch))
     name = str(get_worker().name)
     return Report(seconds, [working_as(name, block) for block in outcomes or []])

@@ -48,11 +48,11 @@ class OnWorkers:
         return list(self._client.gather(self._asked(points, selection)))
 
     def _asked(self, points: Points, selection: Selection) -> list[Future]:
-        there, rows = self._client.submit(_unchanged, points, pure=False), selection._replace(parts=())
-        return [
-            self._client.submit(_value_there, self._function, there, self._parts[k], k, rows, pure=False)
-            for k in selection.parts
-        ]
+        chosen, rows = selection.parts, selection._replace(parts=())
+        there = self._client.submit(_unchanged, points, pure=False)
+        each = ([thing] * len(chosen) for thing in (self._function, there, rows))
+        # One map: the scheduler hears of all tasks in one message.
+        return list(self._client.map(_value_there, *each, chosen, [self._parts[k] for k in chosen], pure=False))
 
     def _bring_back(self) -> None:
         """Send again what was lost and has no recipe."""
@@ -101,7 +101,7 @@ def _unchanged(thing: Any) -> Any:
     return thing
 
 
-def _value_there(payload: tuple[str, bytes], points: Points, part: Any, k: int, selection: Selection) -> Any:
+def _value_there(payload: tuple[str, bytes], points: Points, selection: Selection, k: int, part: Any) -> Any:
     return value_on_part(_loaded(*payload), points, part, k, selection)
 
 
