@@ -23,7 +23,7 @@ pytestmark = [
 def client():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1, "logging.distributed": "critical"}),
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
@@ -86,7 +86,9 @@ def test_a_point_that_kills_every_worker_is_given_up_and_no_other(client):
 def test_a_cluster_that_grows_on_demand():
     with (
         dask.config.set({"logging.distributed": "critical"}),
-        distributed.LocalCluster(n_workers=0, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=0, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0"
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         cluster.adapt(minimum=0, maximum=2, interval="100ms")
@@ -184,7 +186,7 @@ def test_parts_that_were_sent_from_here_are_sent_again_when_their_worker_dies(cl
     np.testing.assert_array_equal(likelihood(theta), expected)
     for pid in pids(client):
         os.kill(pid, signal.SIGKILL)
-    np.testing.assert_array_equal(likelihood(theta), expected)
+        np.testing.assert_array_equal(likelihood(theta), expected)
 
 
 def test_an_exception_on_a_part_is_a_failure_of_the_point(client):

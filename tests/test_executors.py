@@ -182,6 +182,13 @@ def test_failures_name_the_worker_that_met_them():
         ((_, (outcome,)),) = runner.run([np.zeros((1, 3))], ())
         assert outcome.failure.worker == "mine_0"
     assert BlackBox(Faulty("nan", 100)).calls(np.zeros((1, 3)))[0].failure.worker == ""
-    with ProcessPoolExecutor(1, mp_context=SPAWN) as one, open_runner(Calls(Faulty("nan", 100)), one) as runner:
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_failures_in_other_processes_name_their_numbers(method):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(1, mp_context=context) as one, open_runner(Calls(Faulty("nan", 100)), one) as runner:
         ((_, (outcome,)),) = runner.run([np.zeros((1, 3))], ())
-        assert outcome.failure.worker not in ("", f"pid {os.getpid()}")
+        assert outcome.failure.worker.startswith("pid ")
+        assert outcome.failure.worker != f"pid {os.getpid()}"

@@ -159,6 +159,18 @@ def test_a_function_that_overwrites_its_input_changes_nothing(executor):
     np.testing.assert_array_equal(fit.q, qbvi.fit(EXACT, PRIOR, seed=1).q)
 
 
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_failure_has_the_point_as_it_was_given(vectorized):
+    def overwrites_and_raises(theta):
+        theta *= 0
+        msg = "no root"
+        raise ValueError(msg)
+
+    box = BlackBox(overwrites_and_raises, vectorized, on_failure="exclude")
+    box(POINTS)
+    np.testing.assert_array_equal([failure.parameters for failure in box.failures], POINTS)
+
+
 @pytest.mark.parametrize("executor", [None, 2])
 def test_a_function_that_is_never_the_same_is_noticed_and_averaged(executor):
     def noisy(theta):

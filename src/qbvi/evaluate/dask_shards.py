@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import dask
-from distributed import Client, Future, get_client, wait
+from distributed import Client, Future, get_client
 
 from qbvi.evaluate.calls import Points
+from qbvi.evaluate.dask import LOST, lost_of, scattered
 from qbvi.evaluate.sharded import PartFunction, Selection, value_on_part
 from qbvi.evaluate.shipping import packed
 
 __all__ = ["OnWorkers"]
 
-_MOST_ROUNDS = 5  # times that parts which were lost are brought back and asked again in one step
+_MOST_ROUNDS = (
+    3  # times that parts are asked in one step when workers die over them; each time, Dask itself tries several workers
+)
 
 
 class OnWorkers:
@@ -28,35 +31,43 @@ class OnWorkers:
 
     def __init__(self, function: PartFunction, parts: Any, client: Client | None) -> None:
         self._client = client or _current_client()
-        payload = packed(function, "function")
-        self._token = uuid.uuid4().hex
-        self._function = self._client.submit(_unchanged, payload, key=f"qbvi-function-{self._token}")
-        self._own, self._parts = _placed(self._client, parts)
+        self._payload = (uuid.uuid4().hex, packed(function, "function"))
+        self._function = self._sent_function()
+        self._own, self._parts = _placed(self._client, parts)  # what only this process can send again, if anything
 
     def __len__(self) -> int:
         return len(self._parts)
 
     def values(self, points: Points, selection: Selection) -> list[Any]:
         """Return f(points, part) for each selected part, in order."""
+        for _ in range(_MOST_ROUNDS - 1):
+            try:
+                return list(self._client.gather(self._asked(points, selection)))
+            except LOST:
+                self._bring_back()
+        return list(self._client.gather(self._asked(points, selection)))
+
+    def _asked(self, points: Points, selection: Selection) -> list[Future]:
+        chosen, rows = selection.parts, selection._replace(parts=())
         there = self._client.submit(_unchanged, points, pure=False)
-        futures = {k: self._asked(k, there, selection) for k in selection.parts}
-        for _ in range(_MOST_ROUNDS):
-            wait(list(futures.values()))
-            lost = [k for k, future in futures.items() if future.status in ("cancelled", "lost")]
-            if not lost:
-                break
-            for k in lost:
-                self._bring_back(k)
-                futures[k] = self._asked(k, there, selection)
-        return list(self._client.gather(list(futures.values())))
+        each = ([thing] * len(chosen) for thing in (self._function, there, rows))
+        # One map: the scheduler hears of all tasks in one message.
+        return list(self._client.map(_value_there, *each, chosen, [self._parts[k] for k in chosen], pure=False))
 
-    def _asked(self, k: int, points: Future, selection: Selection) -> Future:
-        alone = Selection((k,), selection.rows_per_part, selection.seed)
-        return self._client.submit(_value_there, self._token, self._function, points, self._parts[k], alone, pure=False)
+    def _bring_back(self) -> None:
+        """Send again what was lost and has no recipe."""
+        if self._function.status != "finished":
+            self._function = self._sent_function()
+        gone = lost_of(self._client, self._parts)
+        if self._own is not None:
+            for k in gone:
+                self._parts[k] = scattered(self._client, self._own[k])
+        elif any(self._parts[k].status in ("cancelled", "lost") for k in gone):  # others are being made again
+            msg = f"parts {gone} are gone with their workers and cannot be made again: give `parts` as delayed values, which can"
+            raise RuntimeError(msg)
 
-    def _bring_back(self, k: int) -> None:
-        if self._own is not None and self._parts[k].status != "finished":
-            self._parts[k] = self._client.scatter(self._own[k], hash=False)
+    def _sent_function(self) -> Future:
+        return self._client.submit(_unchanged, self._payload, pure=False)
 
 
 def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Future]]:
@@ -68,7 +79,7 @@ def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Futu
     if isinstance(parts, list | tuple) and all(dask.is_dask_collection(part) for part in parts):
         return None, client.compute(list(parts))
     own = list(parts)
-    return own, client.scatter(own, hash=False)
+    return own, scattered(client, own)
 
 
 def _delayed(collection: Any) -> list[Any]:
@@ -90,8 +101,8 @@ def _unchanged(thing: Any) -> Any:
     return thing
 
 
-def _value_there(token: str, payload: bytes, points: Points, part: Any, selection: Selection) -> Any:
-    return value_on_part(_loaded(token, payload), points, part, selection.parts[0], selection)
+def _value_there(payload: tuple[str, bytes], points: Points, selection: Selection, k: int, part: Any) -> Any:
+    return value_on_part(_loaded(*payload), points, part, k, selection)
 
 
 _LOADED: dict[str, Callable[..., Any]] = {}

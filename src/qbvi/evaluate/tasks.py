@@ -119,7 +119,9 @@ class Pace:
             return 1
         each = max(self._seconds / self._calls, 1e-9)
         workers = min(self.workers, max(1, math.isqrt(int(n * each / self.round_trip))))
-        return max(1, min(math.ceil(n / workers), round(_ROUND_TRIPS * self.round_trip / each)) if workers > 1 else n)
+        longest = max(1, round(_ROUND_TRIPS * self.round_trip / each)) if workers > 1 else n
+        rounds = math.ceil(n / (workers * longest))
+        return math.ceil(n / (workers * rounds))  # the same for each worker
 
 
 _ROUND_TRIPS = 25  # a message of so many costs 4 %
