@@ -18,7 +18,7 @@ from numpy.testing import assert_array_equal
 
 import qbvi
 from qbvi import archive
-from qbvi.checkpoint import read_saved
+from qbvi.checkpoint import journal, read_saved
 from qbvi.checkpoint.fingerprint import fingerprint
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.run import Snapshot
@@ -402,19 +402,19 @@ def test_the_set_in_a_function_has_no_order():
 
 
 def test_a_disk_that_fills_up_costs_one_warning_and_nothing_else(tmp_path, monkeypatch):
-    whole, real = fit(method=QUICK), os.pwrite
+    whole, real = fit(method=QUICK), journal._write_at
     before = calls
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    def filling(file, content, at):
+    def filling(file, at, content):
         if calls - before < 50:
-            return real(file, content, at)
-        real(file, content[: len(content) // 2], at)  # part of it still fits
+            return real(file, at, content)
+        real(file, at, content[: len(content) // 2])  # part of it still fits
         return full()
 
-    monkeypatch.setattr(os, "pwrite", filling)
+    monkeypatch.setattr(journal, "_write_at", filling)
     monkeypatch.setattr("qbvi.checkpoint.file._STATES", 0.0)  # no state after the first
     with pytest.warns(RuntimeWarning, match="could not be written") as warned:
         resumed = fit(tmp_path / "run", method=QUICK)
@@ -424,15 +424,15 @@ def test_a_disk_that_fills_up_costs_one_warning_and_nothing_else(tmp_path, monke
 
 
 def test_after_a_full_disk_the_last_good_file_is_there_and_what_waited_is_written(tmp_path, monkeypatch):
-    whole, real = fit(method=QUICK), os.pwrite
+    whole, real = fit(method=QUICK), journal._write_at
     start = calls
 
-    def filling(file, content, at):
+    def filling(file, at, content):
         if 30 <= calls - start < 45:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(file, content, at)
+        return real(file, at, content)
 
-    monkeypatch.setattr(os, "pwrite", filling)
+    monkeypatch.setattr(journal, "_write_at", filling)
     global left
     left = 60
     with pytest.warns(RuntimeWarning, match="could not be written"), pytest.raises(Stopped):
@@ -522,9 +522,9 @@ def test_a_torn_journal_counts_up_to_the_tear(tmp_path):
 def test_flipped_bits_in_a_journal_are_not_believed(tmp_path):
     whole = fit(method=QUICK)
     die_after(19, tmp_path / "run", method=QUICK)
-    journal = bytearray((tmp_path / "run.journal").read_bytes())
-    journal[16 + 9 * 48 + 39] ^= 1  # the sign and exponent of the tenth value
-    (tmp_path / "run.journal").write_bytes(journal)
+    content = bytearray((tmp_path / "run.journal").read_bytes())
+    content[16 + 9 * 48 + 39] ^= 1  # the sign and exponent of the tenth value
+    (tmp_path / "run.journal").write_bytes(content)
     assert_same(fit(tmp_path / "run", method=QUICK), whole)
     assert calls == whole.n_evals - 9
 
@@ -550,6 +550,7 @@ def test_other_files_are_not_taken_for_checkpoints(tmp_path):
         with pytest.raises(qbvi.CheckpointError, match="is not a checkpoint of qbvi"):
             fit(tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
+    assert sorted(os.listdir(tmp_path)) == ["fit.npz", "text"]
 
 
 def changed(path, change):

@@ -152,7 +152,7 @@ class Run:
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
         """Turn until a rule, the budget, the user or an error ends it."""
-        stop = Stop(False, "interrupted ({}) before the fit settled")
+        stop = None
         try:
             reached, stop = yield from self._loop(init, progress)
             progress.close(self._history, stop.reason)
@@ -160,12 +160,12 @@ class Run:
         except KeyboardInterrupt as interruption:
             if self._kept is None:
                 raise
+            by = f"interrupted ({str(interruption) or 'Ctrl-C'})"
             reason = (
-                stop.reason if "{}" in stop.reason else stop.reason + ", but interrupted ({}) during the last draws"
+                f"{by} before the fit settled" if stop is None else f"{stop.reason}, but {by} during the last draws"
             )
-            stop = Stop(False, reason.format(str(interruption) or "Ctrl-C"))
-            progress.close(self._history, stop.reason)
-            return self._freeze(self._kept, stop)
+            progress.close(self._history, reason)
+            return self._freeze(self._kept, Stop(False, reason))
         except (EvaluationError, DomainError) as error:
             if self._kept is not None:
                 error.fit = self._freeze(self._kept, Stop(False, f"ended by an error: {error}"))
@@ -195,7 +195,8 @@ class Run:
         """Go back to where a snapshot was taken."""
         for rng, state in zip((self._draws, self._rows, self._fresh), snapshot.generators, strict=True):
             rng.bit_generator.state = state
-        for name, values in snapshot.history.items():
+        for name in (name for name in vars(self._history) if name != "window"):
+            values = snapshot.history[name]
             setattr(self._history, name, values.tolist() if values.ndim == 1 else list(values))
         self.number, self._state, self._kept, self._dark = (
             snapshot.number,

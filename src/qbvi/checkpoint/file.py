@@ -20,7 +20,7 @@ from qbvi.archive import PathLike
 from qbvi.arguments import as_seed
 from qbvi.arrays import to_numpy
 from qbvi.checkpoint.fingerprint import Fingerprint
-from qbvi.checkpoint.journal import Answers, Journal
+from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.evaluate import Evaluations, Outcome
 from qbvi.evaluate.calls import blocks_of
@@ -36,10 +36,6 @@ _FORMAT = "qbvi-checkpoint"
 _STATES = 0.04  # share of the run's time that writing states may take
 _SYNCS = 0.01  # share of it that forcing the journal to the disk may take
 _RESPONSES = dict.fromkeys(("raise", "keep", "re-evaluate"))
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used: it is damaged, no checkpoint, in use, or was made with something else."""
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,16 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Answers", "Journal"]
+__all__ = ["Answers", "CheckpointError", "Journal"]
 
 _FRAME = struct.Struct("<II")  # length of the record, its checksum
 _RECORD = struct.Struct(
     "<II16sdd"
 )  # request, row, digest of the request's points, value and noise; then, as JSON, the failure if there is one
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used: it is damaged, no checkpoint, in use, or was made with something else."""
 
 
 @dataclass
@@ -110,7 +114,7 @@ class Journal:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
         _hold(self._file, path)
         self._name = run_id.encode()
         self._good = 0  # length of the file up to which all is whole
@@ -120,7 +124,7 @@ class Journal:
     def resume(self, run_id: str) -> Answers:
         """Go on with the journal of a run, and return what it holds; begin anew where it is missing or another run's."""
         self._name, answers = run_id.encode(), Answers()
-        content = os.pread(self._file, os.fstat(self._file).st_size, 0)
+        content = _read_all(self._file)
         if not content.startswith(self._name):
             self.restart()
             return answers
@@ -128,7 +132,7 @@ class Journal:
             self._good = len(self._name) + answers.read(content[len(self._name) :])
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             msg = f"{str(self._path)!r} is damaged: {error}; remove it, and the evaluations since the last state are paid again"
-            raise ValueError(msg) from error
+            raise CheckpointError(msg) from error
         return answers
 
     def restart(self) -> None:
@@ -152,7 +156,7 @@ class Journal:
             self._is_torn = True  # until all of it is there
             written = 0
             while written < len(content):
-                written += os.pwrite(self._file, content[written:], self._good + written)
+                written += _write_at(self._file, self._good + written, content[written:])
         except OSError:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._good)
@@ -165,8 +169,22 @@ class Journal:
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Give the file back."""
+        """Give the file back, and leave none behind that has nothing in it."""
+        is_empty = os.fstat(self._file).st_size == 0
         os.close(self._file)
+        if is_empty:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _write_at(file: int, at: int, content: bytes) -> int:
+    os.lseek(file, at, os.SEEK_SET)
+    return os.write(file, content)
+
+
+def _read_all(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    return b"".join(iter(lambda: os.read(file, 2**24), b""))
 
 
 def _hold(file: int, path: Path) -> None:
@@ -178,7 +196,7 @@ def _hold(file: int, path: Path) -> None:
     except (BlockingIOError, PermissionError) as error:
         os.close(file)
         msg = f"{str(path)!r} is in use by another process that runs the same checkpoint; wait for it, or choose another file"
-        raise RuntimeError(msg) from error
+        raise CheckpointError(msg) from error
     except OSError:  # a file system without locks
         return
 

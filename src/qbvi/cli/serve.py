@@ -72,6 +72,9 @@ class _Server:
         from qbvi.cli.priors import read_prior
 
         prior, options = read_prior(args.prior, _OPTIONS)
+        if not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
+            msg = f"--out must be in a folder that is there, got {args.out!r}"
+            raise ValueError(msg)
         self._say, self._out = say, args.out
         self._shapes = {name: list(distribution.shape) for name, distribution in prior.items()}
         self.opt: Ask = Ask(
@@ -85,6 +88,7 @@ class _Server:
     def converse(self, lines: Iterator[bytes]) -> str:
         """Ask and listen until nothing is wanted or nobody answers; return why it ended early, if it did."""
         from qbvi.evaluate import EvaluationError
+        from qbvi.run import DomainError
 
         self._say(type="hello", protocol=PROTOCOL, parameters=self._shapes)
         wanted = self._ask()
@@ -95,7 +99,7 @@ class _Server:
                     return "stopped by the other program before the fit settled"
                 self.opt.tell(message["id"], [message["value"]], message["noise_sd"])
                 wanted.discard(message["id"])
-            except EvaluationError as error:
+            except (EvaluationError, DomainError) as error:
                 return f"ended by an error: {error}"
             except ValueError as error:
                 self._say(type="error", line=number, message=str(error))
@@ -107,16 +111,19 @@ class _Server:
     def finish(self, reason: str) -> int:
         """Save the posterior and say goodbye."""
         fit = self._result(reason)
-        if fit is not None:
+        report = {"converged": False, "stop_reason": reason} if fit is None else _report(fit)
+        posterior = None if fit is None else self._saved(fit)
+        self._say(type="done", **report, posterior=posterior)
+        return 1 if posterior is None else 0
+
+    def _saved(self, fit: Fit) -> str | None:
+        """The file that holds the posterior; None, and a sentence, where the disk would not take it."""
+        try:
             fit.save(self._out)
-        report = {} if fit is None else _report(fit)
-        self._say(
-            type="done",
-            **(report or {"converged": False, "stop_reason": reason}),
-            posterior=None if fit is None else os.path.abspath(self._out),
-        )
-        self._say.close()
-        return 1 if fit is None else 0
+        except OSError as error:
+            print(f"qbvi serve: the posterior could not be saved: {error}", file=sys.stderr)
+            return None
+        return os.path.abspath(self._out)
 
     def _result(self, reason: str) -> Fit | None:
         from dataclasses import replace
@@ -150,13 +157,6 @@ class _Out:
     def __call__(self, **words: Any) -> None:
         try:
             self._stream.write(json.dumps(_plain(words), allow_nan=False) + "\n")
-            self._stream.flush()
-        except BrokenPipeError:
-            self._silence()
-
-    def close(self) -> None:
-        """Write all that waits."""
-        try:
             self._stream.flush()
         except BrokenPipeError:
             self._silence()
