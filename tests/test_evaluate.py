@@ -188,3 +188,45 @@ def test_bad_batches_are_refused():
         Batches(np.arange(5), batch_size=6)
     with pytest.raises(ValueError, match=r"one common number of rows, got \[4, 5\]"):
         Batches((np.arange(5), np.arange(4)))
+
+
+# ---------------------------------------------------------------- outcomes that are known, outcomes that arrive
+
+
+def test_known_rows_are_not_asked_for_again_and_change_nothing():
+    asked = []
+
+    def function(x):
+        asked.append(x[0])
+        return np.nan if x[0] == 3 else -x[0]
+
+    whole, part = (BlackBox(function, on_failure="exclude") for _ in range(2))
+    done = {}
+    expected = whole(POINTS, scale=2.0, on_done=done.__setitem__)
+    assert list(done) == [0, 1, 2]
+    asked.clear()
+    fresh = []
+    known = {i: done[i] for i in (0, 1)}
+    result = part(POINTS, scale=2.0, known=known, on_done=lambda i, outcome: fresh.append((i, outcome.value)))
+    assert asked == [5.0]
+    assert fresh == [(2, -5.0)]
+    for ours, theirs in zip(result, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert part.n_evals == whole.n_evals == 3
+    assert [f.kind for f in part.failures] == [f.kind for f in whole.failures] == ["nan"]
+
+
+def test_each_outcome_is_told_before_the_next_call():
+    events = []
+    box = BlackBox(lambda x: events.append("call") or -x[0])
+    box(POINTS, on_done=lambda i, outcome: events.append((i, outcome.value)))
+    assert events == ["call", (0, -1.0), "call", (1, -3.0), "call", (2, -5.0)]
+
+
+def test_a_number_of_points_for_vectorized_makes_blocks_of_that_size():
+    sizes = []
+    box = BlackBox(lambda x: sizes.append(len(x)) or -x[:, 0], vectorized=2)
+    np.testing.assert_array_equal(box(POINTS).values, -POINTS[:, 0])
+    assert sizes == [2, 1]
+    with pytest.raises(ValueError, match="`vectorized` must be True, False, or the number of points"):
+        BlackBox(lambda x: 0.0, vectorized=0)

@@ -266,8 +266,10 @@ def test_without_a_seed_the_fit_says_which_one_it_took(rng):
     np.testing.assert_array_equal(first.mean, again.mean)
 
 
-@pytest.mark.parametrize("method", ["auto", "paper"])
-@pytest.mark.parametrize("max_evals", [30, 333, 1000])
+@pytest.mark.parametrize(
+    ("method", "max_evals"),
+    [("auto", 12), ("auto", 30), ("auto", 333), ("paper", 100), ("paper", 333), ("paper", 1000)],
+)
 def test_the_budget_of_evaluations_is_kept_and_the_fit_so_far_returned(rng, max_evals, method):
     calls = []
     regression = scipy.stats.multivariate_t(np.ones(4), df=3)
@@ -277,9 +279,45 @@ def test_the_budget_of_evaluations_is_kept_and_the_fit_so_far_returned(rng, max_
         return regression.logpdf(theta)
 
     fit = qbvi.fit(count, qbvi.Normal(0, 30, shape=4), method=method, max_evals=max_evals, seed=1)
-    assert fit.n_evals == len(calls) <= max(max_evals, 100)
+    assert fit.n_evals == len(calls) <= max_evals
     assert fit.converged or f"{max_evals:,} evaluations" in fit.stop_reason
     assert np.isfinite(fit.elbo)
+
+
+def test_a_budget_below_the_first_step_is_refused_before_any_evaluation():
+    with pytest.raises(ValueError, match="`max_evals` must allow for the 100 evaluations of the first step, got 30"):
+        qbvi.fit(pytest.fail, qbvi.Normal(0, 1), method="paper", max_evals=30, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_evals": 1e3}, "`max_evals` must be a whole number, got 1000.0"),
+        ({"n_starts": 2.0}, "`n_starts` must be a whole number, got 2.0"),
+        ({"data": np.ones(3), "batch_size": 1.5}, "`batch_size` must be a whole number, got 1.5"),
+        ({"tol": "small"}, "`tol` must be a number, got 'small'"),
+        ({"max_time": "long"}, "`max_time` must be a number, got 'long'"),
+        ({"seed": -1}, "`seed` must be a whole number from 0"),
+        ({"seed": "one"}, "`seed` must be a whole number from 0"),
+    ],
+)
+def test_what_is_not_a_number_is_refused_by_name(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        qbvi.fit(pytest.fail, qbvi.Normal(0, 1), **arguments)
+
+
+def test_a_generator_or_a_seed_sequence_is_a_seed():
+    first, again, other = (
+        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), seed=seed)
+        for seed in (np.random.default_rng(5), np.random.default_rng(5), np.random.SeedSequence(5))
+    )
+    assert first.seed == again.seed != other.seed
+    assert first.elbo == again.elbo
+
+
+def test_no_iterations_at_all_are_refused():
+    with pytest.raises(ValueError, match="`iterations` must be at least 1, got 0"):
+        qbvi.MaxIterations(0)
 
 
 def test_a_callback_sees_every_step_and_may_end_the_fit(rng):

@@ -58,7 +58,7 @@ def make_fit(prior=None, kind="full", **changes):
     points = model.unflatten(rng.uniform(size=(2, len(model.labels))))
     point = {name: value[0] for name, value in points.items()} if model.is_named else points[0]
     failures = (
-        Failure(point, "exception", "ValueError: né", "Traceback ...", 0.1),
+        Failure(point, "exception", "ValueError: né", "Traceback ...", 0.1, "pid 7", ("builtins.ValueError",)),
         Failure(point, "-inf", "returned -inf"),
     )
     words = {"stop_reason": "it settled — at last", "method": "auto", "notes": ("One.", "Two."), "seed": 2**100 + 1}
@@ -110,7 +110,7 @@ def test_report_comes_back_whole(tmp_path):
         assert type(getattr(back.report, name)) is type(getattr(fit.report, name))
     for ours, theirs in zip(fit.failures, back.failures, strict=True):
         assert_same(ours.parameters, theirs.parameters)
-        for name in ("kind", "message", "traceback", "seconds"):
+        for name in ("kind", "message", "traceback", "seconds", "worker", "types"):
             assert getattr(ours, name) == getattr(theirs, name)
 
 

@@ -9,6 +9,8 @@ True
 
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
+from qbvi.ask import Ask
+from qbvi.checkpoint import CheckpointError
 from qbvi.distributions import (
     Bernoulli,
     Beta,
@@ -33,7 +35,7 @@ from qbvi.distributions import (
     Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure
+from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression
@@ -48,11 +50,13 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 __all__ = [
     "QBVI",
     "Antithetic",
+    "Ask",
     "Bernoulli",
     "Beta",
     "Bijection",
     "BoundedRate",
     "Categorical",
+    "CheckpointError",
     "CholeskyLog",
     "ClipByNorm",
     "ControlVariate",
@@ -97,6 +101,7 @@ __all__ = [
     "Retraction",
     "ScoreFunction",
     "SeparateRates",
+    "ShardedLikelihood",
     "Simplex",
     "Sobol",
     "StudentT",

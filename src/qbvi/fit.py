@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
+from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
-from qbvi.evaluate import Batches, BlackBox
+from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
+from qbvi.evaluate import Batches, BlackBox, OnFailure
+from qbvi.evaluate.black_box import calls_of
+from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import Family, GaussianFamily
 from qbvi.naming import pick
 from qbvi.progress import Progress
 from qbvi.regression import MeanFieldRegression, Regression
 from qbvi.results import Fit
-from qbvi.run import Iterate, Run
+from qbvi.run import Iterate, Run, drive
+from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import run_all, starting_points
 from qbvi.stopping import Budget, MaxIterations
 from qbvi.updates import LearningRate
@@ -27,7 +33,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     log_likelihood: Callable[..., Any],
     prior: Any,
     *,
-    vectorized: bool = False,
+    vectorized: bool | int = False,
     method: str | Algorithm = "auto",
     family: str | Groups | Mapping[Any, str] = "auto",
     data: Any = None,
@@ -37,10 +43,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
-    on_failure: str | Callable[[Any], float] = "raise",
+    on_failure: OnFailure = "raise",
+    executor: Any = None,
+    timeout: float | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    on_mismatch: str = "raise",
     progress: bool | None = None,
     callback: Callable[[Iterate], bool | None] | None = None,
-    seed: int | None = None,
+    seed: int | np.random.Generator | np.random.SeedSequence | None = None,
 ) -> Fit:
     r"""Fit a posterior to a log-likelihood that can be evaluated but not differentiated.
 
@@ -53,7 +63,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         A distribution (`qbvi.Normal`, `qbvi.InverseGamma` ..., any frozen SciPy distribution, `qbvi.LogPrior` for a log-density of your
         own, `qbvi.Flat` where the function is a log-joint already), or a dict of them by name.
     vectorized
-        The function takes points stacked along a first axis and returns one number for each.
+        The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
+        given, so many in each call.
     method
         ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression` for Gaussian posteriors,
         `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
@@ -75,14 +86,27 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_evals, max_time
         Budget in evaluations and in seconds.
     on_failure
-        What becomes of points where the function gives NaN, an infinity or an exception: ``"raise"``, ``"exclude"``, ``"floor"``, or a function
-        of the `qbvi.Failure`.
+        What becomes of points where the function gives NaN, an infinity, an exception, no answer in time, or kills its process: ``"raise"``,
+        ``"exclude"``, ``"floor"``, a function of the `qbvi.Failure`, or a dict of these by kind of failure (``"nan"``, ``"+inf"``, ``"-inf"``,
+        ``"exception"``, ``"timeout"``, ``"died"``) or exception type, where what is not listed raises.
+    executor
+        Who makes the calls: a number of processes, any ``concurrent.futures`` executor, a Dask client, an MPI pool executor, or anything with
+        ``submit`` or ``map``. It changes nothing about the result. What you built yourself is not shut down.
+    timeout
+        Seconds that a call may take; then its process is killed and the point has failed. Needs processes: ``executor`` a number, one by default.
+    checkpoint
+        A file that keeps the run: if it is not there it is made, if it is the run goes on from it, to the same result as if it had never stopped
+        and without paying for any evaluation again. Ctrl-C and SIGTERM end such a run with the fit so far. Evaluations since the last state are in
+        a second file, with ``.journal`` at the end of its name; further starts have files of their own, ``.2``, ``.3`` ...
+    on_mismatch
+        What to do with a checkpoint that was made with another function, prior, data, method, family, ``init`` or seed: ``"raise"``; ``"keep"`` what
+        it holds and go on as if nothing had changed; ``"re-evaluate"``: start from its posterior, but evaluate anew.
     progress
         Whether to show a line of progress; by default only on a terminal.
     callback
         Called after each step with a `qbvi.Iterate`; a true answer ends the fit.
     seed
-        Same seed, same result.
+        Same seed, same result. A checkpoint that is resumed has its own.
 
     Returns
     -------
@@ -98,38 +122,59 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     model, posterior = arrange(prior, family)
-    batches = None if data is None else Batches(data, batch_size)
-    if batches is None and batch_size is not None:
+    if batch_size is not None:
+        whole_number("batch_size", batch_size)
+    batches = Batches(data, batch_size) if data is not None else getattr(log_likelihood, "batches", None)
+    if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
-    if n_starts < 1:
-        msg = f"`n_starts` must be at least 1, got {n_starts}"
-        raise ValueError(msg)
-    algorithm = _method(method, posterior, batches, tol)
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+    n_starts = whole_number("n_starts", n_starts)
+    algorithm = choose_method(method, posterior, batches, positive_number("tol", tol))
+    seed = resumed_seed(seed, checkpoint)
+    given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
+    prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
+    warn_if_nothing_to_share(executor, vectorized)
+    if isinstance(batches, Batches) and (executor is not None or timeout is not None):
+        log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
 
-    def run(start: Any, own_seed: int) -> Fit:
+    def run(start: Any, own_seed: int, number: int = 1) -> Fit:
         one = Run(
             model=model,
             family=posterior,
-            black_box=BlackBox(log_likelihood, vectorized, on_failure),
+            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner),
             batches=batches,
             algorithm=algorithm,
-            budget=_budget(algorithm, model.dim, max_evals, max_time, n_starts),
+            budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
             seed=own_seed,
             callback=callback,
         )
-        return one(start, Progress(progress, _max_iterations(algorithm), max_evals, max_time))
+        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
+        if checkpoint is None:
+            return drive(one.requests(start, progress_line), one.evaluate)
+        own = {"init": fingerprint("init", _plain(start)), "seed": fingerprint("seed", own_seed)}
+        with terminated_as_interrupted(), Checkpoint(_part(checkpoint, number), one, prints | own, on_mismatch) as kept:
+            return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
-    if n_starts == 1:
-        return run(init, seed)
-    return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+    with open_runner(calls_of(log_likelihood, vectorized, on_failure), executor, timeout) as runner:
+        if n_starts == 1:
+            return run(init, seed)
+        return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+def _part(checkpoint: str | os.PathLike[str], number: int) -> str:
+    """The file of one of several starts."""
+    return os.fspath(checkpoint) + (f".{number}" if number > 1 else "")
+
+
+def _plain(init: Any) -> Any:
+    """A start by what it says, not by how long it took to find."""
+    return init.unconstrained if isinstance(init, Fit) else init
 
 
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
-def _method(method: str | Algorithm, family: Family, batches: Batches | None, tol: float) -> Algorithm:
+def choose_method(method: str | Algorithm, family: Family, batches: Batches | None, tol: float) -> Algorithm:
     many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
@@ -151,14 +196,13 @@ def many_dimensional() -> QBVI:
     return QBVI(learning_rate=LearningRate(0.1, decay_after=100), keep="last")
 
 
-def _budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
+def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
     """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
-    if max_evals is not None and max_evals < n_starts:
+    if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
         msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
         raise ValueError(msg)
-    if max_time is not None and not max_time > 0:
-        msg = f"`max_time` must be a positive number of seconds, got {max_time}"
-        raise ValueError(msg)
+    if max_time is not None:
+        positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
     reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // 4)
     return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

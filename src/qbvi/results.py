@@ -710,7 +710,8 @@ def _describe(family: Family) -> str:
 
 def _account(report: Report) -> list[str]:
     """How the fit went, in four lines."""
-    failed = f", {len(report.failures):,} failed" if report.failures else ""
+    share = len(report.failures) / max(report.n_evals, 1)
+    failed = f", {len(report.failures):,} failed ({share:.1%})" if report.failures else ""
     return [
         f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
         f"k-hat        {report.khat:.2f} ({report.khat_verdict})",

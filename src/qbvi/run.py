@@ -1,11 +1,13 @@
-"""One fit from start to end: the only loop."""
+"""One fit from start to end: the only loop, as a generator that asks for values and is sent them."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,7 @@ from qbvi.algorithm import Algorithm, Info, Values
 from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, to_numpy
 from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
-from qbvi.evaluate import Batches, BlackBox, EvaluationError
+from qbvi.evaluate import Batches, BlackBox, EvaluationError, Evaluations, Failure
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
@@ -23,7 +25,7 @@ from qbvi.random import Independent
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 
-__all__ = ["DomainError", "Iterate", "Run", "Unconstrained"]
+__all__ = ["Conversation", "DomainError", "Iterate", "Request", "Run", "Snapshot", "Unconstrained", "drive"]
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +33,7 @@ _DARKEST = 10  # steps in a row without one finite value after which to give up
 _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
-_MOST_SECOND_LOOKS = 5
+_MOST_LOOKS = 5
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
 
@@ -45,6 +47,7 @@ class Unconstrained(NamedTuple):
     """A start on the unconstrained scale."""
 
     u: Floats  # (d,)
+    cov: Floats | None = None  # (d, d); by default the method's
 
 
 class Iterate(NamedTuple):
@@ -57,12 +60,38 @@ class Iterate(NamedTuple):
     cov: Floats  # (d, d)
 
 
-class _Turn(NamedTuple):
-    """One step as the loop sees it: the q that was left, the q that was reached, and what the draws said."""
+@dataclass(frozen=True, eq=False)
+class Request:
+    """Points at which the function is wanted: what the loop asks for."""
 
-    left: Array
-    reached: Array
-    info: Info
+    number: int  # of the requests of a run, from zero
+    points: Any  # stacked constrained values: (n, *shape), or a dict of them
+    batch: tuple[Any, ...] = ()  # rows of the data, where there are any
+    scale: float = 1.0  # by which the values make up for the rows left out
+
+    @property
+    def size(self) -> int:
+        """Number of points."""
+        return len(next(iter(self.points.values())) if isinstance(self.points, dict) else self.points)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A name for these points: the same only where all are equal to the last bit."""
+        digest = hashlib.blake2b(digest_size=16)
+        for name, array in self.points.items() if isinstance(self.points, dict) else [("", self.points)]:
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(array, dtype=np.float64).data)
+        return digest.digest()
+
+
+Conversation = Generator[Request, Evaluations, Fit]
+
+
+class Kept(NamedTuple):
+    """A q, and residuals at draws from it: (n,), or (batches, n) where each row has its own mini-batch."""
+
+    q: Array
+    h: Floats
 
 
 class _Look(NamedTuple):
@@ -75,16 +104,41 @@ class _Look(NamedTuple):
     failed: float  # share of the draws at which the function failed
 
 
-class _Kept(NamedTuple):
-    """A q, and residuals at draws from it: (n,), or (batches, n) where each row has its own mini-batch."""
+class Snapshot(NamedTuple):
+    """All that a run needs to go on as if it had never stopped: plain data and arrays."""
 
-    q: Array
-    h: Floats
+    number: int  # of the next request
+    state: Any  # of the method; None before the first step
+    generators: tuple[dict[str, Any], ...]
+    history: dict[str, NDArray[Any]]
+    kept: Kept | None
+    dark: int
+    looks: int
+    n_evals: int
+    failures: tuple[Failure, ...]
+    seconds: float
+
+
+class _Turn(NamedTuple):
+    """One step as the loop sees it: the q that was left, the q that was reached, and what the draws said."""
+
+    left: Array
+    reached: Array
+    info: Info
 
 
 @dataclass
 class Run:
-    """Model, family, black box and method, put together; calling it runs the loop to its end."""
+    """Model, family, black box and method, put together.
+
+    `requests` is the loop: it yields each `Request`, is sent the function's `Evaluations` there, and returns the `Fit`. `drive` answers from
+    the black box.
+
+    Parameters
+    ----------
+    on_turn
+        Called before the first step and after each one, with whether it was the last: where a checkpoint takes its `snapshot`.
+    """
 
     model: Model
     family: Family
@@ -94,6 +148,7 @@ class Run:
     budget: Budget
     seed: int
     callback: Callable[[Iterate], bool | None] | None = None
+    on_turn: Callable[[bool], None] | None = None
 
     def __post_init__(self) -> None:
         # Streams of their own, so that how many numbers one part draws changes nothing for the others.
@@ -101,88 +156,164 @@ class Run:
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
         self._prior = KnownPrior(self.model, self.family)
         self._history = History(self.algorithm.window)
-        self._notes: tuple[str, ...] = ()
+        self._state: Any = None
+        self.number = 0
         self._dark = 0  # steps in a row without one finite value
-        self._kept: _Kept | None = None
-        self._look: _Look | None = None  # the newest look with fresh draws at a q that seemed to have settled
-        self._second_looks = 0
+        self._kept: Kept | None = None
+        self._looks = 0  # with fresh draws at a q that seemed to have settled
+        self._look: _Look | None = None  # the newest of them
+        self._remarks: list[str] = []
         self._start = time.perf_counter()
 
-    def __call__(self, init: Any, progress: Progress) -> Fit:
+    def requests(self, init: Any, progress: Progress) -> Conversation:
         """Turn until a rule, the budget, the user or an error ends it."""
+        stop = None
         try:
-            reached, stop = self._loop(init, progress)
-        except KeyboardInterrupt:
+            reached, stop = yield from self._loop(init, progress)
+            progress.close(self._history, stop.reason)
+            return (yield from self._finish(self._chosen(reached), stop))
+        except KeyboardInterrupt as interruption:
             if self._kept is None:
                 raise
-            stop = Stop(False, "interrupted (Ctrl-C) before the fit settled")
-            progress.close(self._history, stop.reason)
-            return self._freeze(self._kept, stop)
+            by = f"interrupted ({str(interruption) or 'Ctrl-C'})"
+            reason = (
+                f"{by} before the fit settled" if stop is None else f"{stop.reason}, but {by} during the last draws"
+            )
+            progress.close(self._history, reason)
+            return self._freeze(self._kept, Stop(False, reason))
         except (EvaluationError, DomainError) as error:
             if self._kept is not None:
                 error.fit = self._freeze(self._kept, Stop(False, f"ended by an error: {error}"))
             raise
-        progress.close(self._history, stop.reason)
-        if self._kept is None or self.algorithm.keep == "last":
-            h = np.full(2, np.nan) if self._kept is None else self._kept.h
-            return self._finish(_Kept(reached, h), stop)
-        return self._finish(self._kept, stop)
 
-    def _loop(self, init: Any, progress: Progress) -> tuple[Array, Stop]:
-        for turn in self._turns(self._first(init)):
-            self._record(turn)
-            self._keep(turn)
-            progress.update(self._history)
-            asked = self._called_back(turn)
-            stop = self._stop() or asked
-            if stop and not (stop.converged and self._goes_on(turn.reached)):
-                return turn.reached, stop
+    def evaluate(self, request: Request) -> Evaluations:
+        """Answer a request from the black box."""
+        return self.black_box(request.points, *request.batch, scale=request.scale)
+
+    def snapshot(self) -> Snapshot:
+        """What `restore` needs; to be taken in ``on_turn``, where nothing is under way."""
+        history = {name: np.asarray(values) for name, values in vars(self._history).items() if name != "window"}
+        generators = tuple(dict(rng.bit_generator.state) for rng in (self._draws, self._rows, self._fresh))
+        return Snapshot(
+            number=self.number,
+            state=self._state,
+            generators=generators,
+            history=history,
+            kept=self._kept,
+            dark=self._dark,
+            looks=self._looks,
+            n_evals=self.black_box.n_evals,
+            failures=tuple(self.black_box.failures),
+            seconds=self._seconds(),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to where a snapshot was taken."""
+        for rng, state in zip((self._draws, self._rows, self._fresh), snapshot.generators, strict=True):
+            rng.bit_generator.state = state
+        for name in (name for name in vars(self._history) if name != "window"):
+            values = snapshot.history[name]
+            setattr(self._history, name, values.tolist() if values.ndim == 1 else list(values))
+        self.number, self._state, self._kept, self._dark = (
+            snapshot.number,
+            snapshot.state,
+            snapshot.kept,
+            snapshot.dark,
+        )
+        self._looks = snapshot.looks
+        self.black_box.n_evals = snapshot.n_evals
+        self.black_box.failures[:] = snapshot.failures
+        self._start = time.perf_counter() - snapshot.seconds
+
+    def remark(self, note: str) -> None:
+        """Add a sentence to the notes of the fit."""
+        self._remarks.append(note)
+
+    def so_far(self, reason: str) -> Fit | None:
+        """The posterior as it is now, not converged for the ``reason`` given; None before the first step."""
+        return None if self._kept is None else self._freeze(self._kept, Stop(False, reason))
+
+    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
+        if self._state is None:
+            self._state = self.algorithm.init(self.family, self._first(init))
+        stop = self._stop() if len(self._history) else None  # a finished run that was restored ends at once
+        while True:
+            while not stop:
+                self._turned(is_last=False)
+                before = self._draws.bit_generator.state
+                theta = self.algorithm.ask(self.family, self._state, self._draws)
+                stop = self._unaffordable(len(theta))
+                if stop:
+                    self._draws.bit_generator.state = (
+                        before  # with a larger budget the run goes on as if it had not ended
+                    )
+                    break
+                stop = self._take(theta, (yield from self._values(theta, self._rows)), progress)
+            self._turned(is_last=True)
+            if not (stop.converged and (yield from self._is_contradicted())):
+                return self._state.q, stop
+            assert self._look is not None
+            stop = self._take(self._look.theta, self._look.values[0], progress)
+
+    def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
+        """Make one step, and say whether it was the last."""
+        turn = self._tell(theta, values)
+        self._record(turn)
+        self._keep(turn)
+        progress.update(self._history)
+        asked = self._called_back(turn)
+        stop = self._stop() or asked
+        if not stop:
             _check_domain(turn)
-        msg = "the turns never end by themselves"
-        raise AssertionError(msg)
+        return stop
+
+    def _is_contradicted(self) -> Generator[Request, Evaluations, bool]:
+        """Whether fresh draws from a q that seemed to have settled speak against it; they are then told to the method."""
+        fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
+        can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._looks < _MOST_LOOKS
+        if not can_go_on or self._left() < 3 * fresh:
+            return False
+        self._look = yield from self._look_at(self._state.q, fresh)
+        self._looks += 1
+        return not self._look.failed and self._gain(self._look, *_SUSPICION) > 0
+
+    def _turned(self, is_last: bool) -> None:
+        if self.on_turn is not None:
+            self.on_turn(is_last)
+
+    def _tell(self, theta: Array, values: Values) -> _Turn:
+        left = self._state.q
+        with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
+            self._state, info = self.algorithm.tell(self.family, self._prior.eta, self._state, theta, values)
+        return _Turn(left, self._state.q, info)
+
+    def _unaffordable(self, n: int) -> Stop | None:
+        """Budgets are never overrun: not by a step larger than the last one, and not by the first."""
+        most, spent = self.budget.max_evals, self.black_box.n_evals
+        if most is None or spent + n <= most:
+            return None
+        if not spent:
+            msg = f"`max_evals` must allow for the {n} evaluations of the first step, got {most} for this start"
+            raise ValueError(msg)
+        return self.budget.spent()
 
     def _keep(self, turn: _Turn) -> None:
         """Remember the q that would be returned now, with residuals at draws from it."""
         h = to_numpy(turn.info.h)
         if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
-            self._kept = _Kept(turn.left, h)
+            self._kept = Kept(turn.left, h)
 
-    def _turns(self, q: Array) -> Iterator[_Turn]:
-        """Yield each step after it was made, for ever: ask, evaluate, tell."""
-        state = self.algorithm.init(self.family, q)
-        while True:
-            theta, values = self._asked(state)
-            left = state.q
-            with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
-                state, info = self.algorithm.tell(self.family, self._prior.eta, state, theta, values)
-            self._notes = self.algorithm.notes(state)
-            yield _Turn(left, state.q, info)
+    def _chosen(self, reached: Array) -> Kept:
+        """The q to return at a proper end."""
+        if self._kept is None or self.algorithm.keep == "last":
+            return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
+        return self._kept
 
-    def _asked(self, state: Any) -> tuple[Array, Values]:
-        """What the method asks for, or the fresh draws that have just contradicted it."""
-        if self._look is not None and self._look.q is state.q:
-            return self._look.theta, self._look.values[0]
-        theta = self.algorithm.ask(self.family, state, self._draws)
-        return theta, self._evaluate(theta, self._rows)
-
-    def _goes_on(self, q: Array) -> bool:
-        """Whether fresh draws from a q that seemed to have settled speak against it; they are then told to the method."""
-        fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
-        can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._second_looks < _MOST_SECOND_LOOKS
-        if not can_go_on or self._left() < 3 * fresh:
-            return False
-        self._look = look = self._look_at(q, fresh)
-        self._second_looks += 1
-        return not look.failed and self._gain(look, *_SUSPICION) > 0
-
-    def _evaluate(self, theta: Array, rows: np.random.Generator) -> Values:
-        points = self.model.constrain(theta)
-        batch: tuple[Any, ...] = ()
-        scale = 1.0
-        if self.batches is not None:
-            drawn, scale = self.batches.draw(rows)
-            batch = (drawn,)
-        likelihood, ok, noise_sd = self.black_box(points, *batch, scale=scale)
+    def _values(self, theta: Array, rows: np.random.Generator) -> Generator[Request, Evaluations, Values]:
+        batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
+        request = Request(self.number, self.model.constrain(theta), batch, scale)
+        likelihood, ok, noise_sd = yield request
+        self.number += 1
         self._dark = 0 if ok.any() else self._dark + 1
         if self._dark >= _DARKEST:
             last = self.black_box.failures[-1]
@@ -202,6 +333,8 @@ class Run:
                 msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
                 raise ValueError(msg)
             return self.family.from_moments(mean, cov)
+        if isinstance(init, Unconstrained) and init.cov is not None:
+            return self.family.from_moments(init.u, init.cov)
         if isinstance(init, Unconstrained):
             loc = init.u
         elif init is not None:
@@ -216,7 +349,7 @@ class Run:
             n_evals=self.black_box.n_evals,
             step=float(turn.info.step),
             grad_norm=float(turn.info.grad_norm),
-            seconds=time.perf_counter() - self._start,
+            seconds=self._seconds(),
             mean=to_numpy(self.family.mean(turn.left)),
             sd=to_numpy(self.family.sd(turn.left)),
             gap=float(turn.info.gap),
@@ -235,28 +368,32 @@ class Run:
             return Stop(False, "stopped by the callback")
         return None
 
-    def _finish(self, kept: _Kept, stop: Stop) -> Fit:
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def _finish(self, kept: Kept, stop: Stop) -> Conversation:
         """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
             if n < 2:
                 return self._freeze(kept, stop)
-            look = self._look_at(kept.q, n)
+            look = yield from self._look_at(kept.q, n)
         if stop.converged and len(look.h) == 1 and not look.failed:
             stop = self._contradicted(stop, self._gain(look, *_PROOF))
-        return self._freeze(_Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
+        return self._freeze(Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
 
-    def _look_at(self, q: Array, n: int) -> _Look:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, _Look]:
         groups = min(10, n // 2) if self._is_partial else 1
         failed = len(self.black_box.failures)
         z = Independent().normal(self._fresh, groups * (n // groups), self.family.dim)
         theta = self.family.transport(q, z)
-        parts = np.split(np.arange(len(z)), groups)
-        values = [self._evaluate(theta[rows], self._fresh) for rows in parts]
-        h = [self.family.residual(q, theta[rows], v.log_joint) for rows, v in zip(parts, values, strict=True)]
+        values, h = [], []
+        for rows in np.split(np.arange(len(z)), groups):
+            values.append((yield from self._values(theta[rows], self._fresh)))
+            h.append(to_numpy(self.family.residual(q, theta[rows], values[-1].log_joint)))
         share = (len(self.black_box.failures) - failed) / len(z)
-        return _Look(q, theta, values, np.stack([to_numpy(row) for row in h]), share)
+        return _Look(q, theta, values, np.stack(h), share)
 
     def _gain(self, look: _Look, worth: float, chance: float) -> float:
         """Nats that the fresh draws prove to be missing, beyond what was predicted; asked only where they are enough to tell."""
@@ -290,7 +427,10 @@ class Run:
             False, f"fresh draws put the bound at {mean:.4g}, below the {said:.4g} of the fit: more draws are needed"
         )
 
-    def _freeze(self, kept: _Kept, stop: Stop) -> Fit:
+    def _said(self) -> tuple[str, ...]:
+        return () if self._state is None else self.algorithm.notes(self._state)
+
+    def _freeze(self, kept: Kept, stop: Stop) -> Fit:
         h = np.atleast_2d(kept.h)
         one_batch = len(h) == 1
         # With mini-batches the draws of one batch share its error: the spread is that of the batches' means.
@@ -308,12 +448,33 @@ class Run:
             n_iterations=len(self._history),
             failures=tuple(self.black_box.failures),
             trace=_trace(self._history),
-            seconds=time.perf_counter() - self._start,
+            seconds=self._seconds(),
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=(*self._notes, *notes),
+            notes=(*self._said(), *self._remarks, *notes),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
+    """Answer every request of a conversation, and return what it comes to; an error in the answer is the run's to handle."""
+    try:
+        request = next(conversation)
+        while True:
+            try:
+                evaluations = answer(request)
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the run returns what it has
+                request = conversation.throw(error)
+            else:
+                request = conversation.send(evaluations)
+    except StopIteration as end:
+        fit: Fit = end.value
+        return fit
+
+
+def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:
+    rows, scale = drawn
+    return (rows,), scale
 
 
 def _check_domain(turn: _Turn) -> None:

@@ -52,13 +52,13 @@ def best_of(fits: Sequence[Fit]) -> Fit:
     return Fit(best.model, best.family, best.q, report)
 
 
-def run_all(run: Callable[[Any, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
-    """Run from ``init`` and from each further point, each with a seed of its own, until the user ends it."""
+def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
+    """Run from ``init`` and from each further point, each with a seed and a number of its own, until the user ends it."""
     seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
-    fits = []
+    fits: list[Fit] = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
-        fits.append(run(start, own))
-        if "Ctrl-C" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
+        fits.append(run(start, own, len(fits) + 1))
+        if "interrupted (" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
             break
     return best_of(fits)
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import whole_number
+
 __all__ = ["Budget", "GapBelow", "History", "MaxIterations", "ParameterChange", "Patience", "Rule", "Stop"]
 
 
@@ -178,6 +180,9 @@ class MaxIterations:
 
     iterations: int = 1000
 
+    def __post_init__(self) -> None:
+        whole_number("iterations", self.iterations)
+
     def __call__(self, history: History) -> Stop | None:
         """Count."""
         if len(history) < self.iterations:
@@ -212,7 +217,11 @@ class Budget:
             return None
         spent, before = history.n_evals[-1], history.n_evals[-2] if len(history) > 1 else 0
         if self.max_evals is not None and spent + (spent - before) + self.reserve > self.max_evals:
-            return Stop(False, f"the budget of {self.max_evals:,} evaluations was spent before the fit settled")
+            return self.spent()
         if self.max_time is not None and history.seconds[-1] >= self.max_time:
             return Stop(False, f"the {self.max_time:g} seconds allowed were over before the fit settled")
         return None
+
+    def spent(self) -> Stop:
+        """How a fit ends that has no evaluations left."""
+        return Stop(False, f"the budget of {self.max_evals:,} evaluations was spent before the fit settled")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from qbvi import archive
+from qbvi.archive import Arrays, PathLike
 from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
@@ -27,10 +23,8 @@ _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaus
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
+_FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
-
-Arrays = dict[str, NDArray[Any]]
-PathLike = str | os.PathLike[str]
 
 
 def save(fit: Fit, path: PathLike) -> None:
@@ -56,17 +50,7 @@ def save(fit: Fit, path: PathLike) -> None:
     ...     load(f"{folder}/answer.qbvi").elbo
     -1.5
     """
-    path = Path(path)
-    header = np.frombuffer(json.dumps(_header(fit), allow_nan=False).encode(), dtype=np.uint8)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-    try:
-        with partial.open("xb") as file:
-            np.savez(file, allow_pickle=False, header=header, **_arrays(fit))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    archive.write(path, _header(fit), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -85,8 +69,7 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     Fit
         Equal to the one saved, bit for bit.
     """
-    arrays = _read(Path(path))
-    header = _checked_header(arrays, path)
+    header, arrays = _read(path)
     try:
         return _rebuilt(header, arrays, prior)
     except UserDefinedError:
@@ -109,7 +92,7 @@ def _header(fit: Fit) -> dict[str, Any]:
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
         "report": report | {"notes": list(fit.notes), "converged": bool(fit.converged)},
-        "failures": [{"kind": f.kind, "message": f.message, "traceback": f.traceback} for f in fit.failures],
+        "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
 
@@ -124,26 +107,12 @@ def _arrays(fit: Fit) -> Arrays:
     }
 
 
-def _read(path: Path) -> Arrays:
-    with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
-            raise ValueError(_not_ours(path))
-        file.seek(0)
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-            msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
-            raise ValueError(msg) from error
-
-
-def _checked_header(arrays: Arrays, path: PathLike) -> dict[str, Any]:
+def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
     try:
-        header = json.loads(arrays["header"].tobytes())
-        ours = header["format"] == _FORMAT
-    except (KeyError, TypeError, ValueError) as error:
+        header, arrays = archive.read(path)
+    except archive.ForeignFileError as error:
         raise ValueError(_not_ours(path)) from error
-    if not ours:
+    if header.get("format") != _FORMAT:
         raise ValueError(_not_ours(path))
     if header.get("schema") != SCHEMA:
         msg = (
@@ -151,7 +120,7 @@ def _checked_header(arrays: Arrays, path: PathLike) -> dict[str, Any]:
             f"this version reads schema {SCHEMA}: update qbvi"
         )
         raise ValueError(msg)
-    return dict(header)
+    return header, arrays
 
 
 def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
@@ -164,8 +133,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
-def _failures(words: list[dict[str, str]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
+def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
     where, seconds = arrays["failure_parameters"], arrays["failure_seconds"].tolist()
+    words = [said | {"types": tuple(said.get("types", ()))} for said in words]  # JSON knows lists only
     points = [_without_leading_axis(model.unflatten(row[None])) for row in where]
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 

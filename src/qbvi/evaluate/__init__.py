@@ -2,6 +2,17 @@
 
 from qbvi.evaluate.batches import Batches
 from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
-from qbvi.evaluate.failures import Failure
+from qbvi.evaluate.calls import Outcome
+from qbvi.evaluate.failures import Failure, OnFailure
+from qbvi.evaluate.sharded import ShardedLikelihood
 
-__all__ = ["Batches", "BlackBox", "EvaluationError", "Evaluations", "Failure"]
+__all__ = [
+    "Batches",
+    "BlackBox",
+    "EvaluationError",
+    "Evaluations",
+    "Failure",
+    "OnFailure",
+    "Outcome",
+    "ShardedLikelihood",
+]

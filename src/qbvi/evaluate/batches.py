@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "WithData", "n_rows_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Batches:
         An array, a pandas object, or a tuple, list or dict of them, all with the same number N of rows.
     batch_size
         Rows M of a batch; None for all rows at once.
+    as_rows
+        Draw row numbers instead of the rows themselves, for a function that holds the data: see `bound_to`.
 
     Examples
     --------
@@ -35,6 +38,7 @@ class Batches:
 
     data: Any
     batch_size: int | None = None
+    as_rows: bool = False
 
     def __post_init__(self) -> None:
         rows = {len(part) for part in _parts(self.data)}
@@ -54,7 +58,7 @@ class Batches:
     @property
     def n_rows(self) -> int:
         """Number of rows N."""
-        return len(_parts(self.data)[0])
+        return n_rows_of(self.data)
 
     @property
     def is_partial(self) -> bool:
@@ -64,9 +68,57 @@ class Batches:
     def draw(self, rng: np.random.Generator) -> tuple[Any, float]:
         """Return the rows for one step, and the factor N / M."""
         if self.batch_size is None or not self.is_partial:
-            return self.data, 1.0
+            return (None if self.as_rows else self.data), 1.0
         rows = rng.choice(self.n_rows, self.batch_size, replace=False)
-        return _take(self.data, rows), self.n_rows / self.batch_size
+        return (rows if self.as_rows else rows_of(self.data, rows)), self.n_rows / self.batch_size
+
+    def bound_to(self, function: Callable[..., Any]) -> tuple[WithData, Batches]:
+        """Return the function with the data inside, and batches of row numbers: what travels to workers once, and what each step sends."""
+        return WithData(function, self.data), replace(self, as_rows=True)
+
+
+@dataclass
+class WithData:
+    """A function that holds its data and is told which rows of them to look at; None for all.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> function, batches = Batches(np.arange(6.0), batch_size=2).bound_to(lambda m, y: np.sum(y - m))
+    >>> rows, _ = batches.draw(np.random.default_rng(1))
+    >>> bool(function(1.0, rows) == np.sum(np.arange(6.0)[rows] - 1.0))
+    True
+    """
+
+    function: Callable[..., Any]
+    data: Any
+    _last: tuple[Any, Any] = field(
+        default=(None, None), repr=False
+    )  # rows and what they held: a step asks for them many times
+
+    def __call__(self, point: Any, rows: NDArray[np.int64] | None) -> Any:
+        """Call the function on some rows of the data."""
+        if rows is None:
+            return self.function(point, self.data)
+        last, taken = self._last
+        if last is not rows:
+            taken = rows_of(self.data, rows)
+            self._last = (rows, taken)
+        return self.function(point, taken)
+
+
+def n_rows_of(data: Any) -> int:
+    """Number of rows of an array, a pandas object, or a tuple, list or dict of them."""
+    return len(_parts(data)[0])
+
+
+def rows_of(data: Any, rows: NDArray[np.int64]) -> Any:
+    """Some rows of an array, a pandas object, or a tuple, list or dict of them."""
+    if isinstance(data, dict):
+        return {name: _take_part(part, rows) for name, part in data.items()}
+    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
+        return type(data)(_take_part(part, rows) for part in data)
+    return _take_part(data, rows)
 
 
 def _parts(data: Any) -> list[Any]:
@@ -75,14 +127,6 @@ def _parts(data: Any) -> list[Any]:
     if isinstance(data, tuple | list) and data and hasattr(data[0], "__len__"):
         return list(data)
     return [data]
-
-
-def _take(data: Any, rows: NDArray[np.int64]) -> Any:
-    if isinstance(data, dict):
-        return {name: _take_part(part, rows) for name, part in data.items()}
-    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
-        return type(data)(_take_part(part, rows) for part in data)
-    return _take_part(data, rows)
 
 
 def _take_part(part: Any, rows: NDArray[np.int64]) -> Any:

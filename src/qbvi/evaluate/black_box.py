@@ -1,24 +1,23 @@
-"""The one place where the user's function is called: counted, checked, and its failures kept."""
+"""The user's function as the rest of qbvi sees it: counted, checked, and its failures kept."""
 
 from __future__ import annotations
 
-import time
-import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.evaluate.failures import Failure
-from qbvi.naming import pick
+from qbvi.evaluate.calls import Calls, Outcome, Points, ShapeError, blocks_of, count, number_of, rows
+from qbvi.evaluate.failures import Failure, OnFailure, check_on_failure, treatment_of
 
-__all__ = ["BlackBox", "EvaluationError", "Evaluations"]
+__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner"]
 
 Floats = NDArray[np.float64]
-_Raw = tuple[Floats, Floats]  # values and their standard deviations, as they came
+_NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
 _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 
 
@@ -47,6 +46,14 @@ class Evaluations(NamedTuple):
     noise_sd: Floats  # (n,) standard deviation of each value, where the function returns it; else zero
 
 
+class Runner(Protocol):
+    """Whoever makes the calls in place of this process; `qbvi.evaluate.executors.open_runner` gives one."""
+
+    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[tuple[int, list[Outcome]]]:
+        """Yield each block's number and outcomes as soon as they are there, in any order."""
+        ...
+
+
 @dataclass
 class BlackBox:
     """The user's log-likelihood as a function of stacked constrained values.
@@ -56,11 +63,13 @@ class BlackBox:
     function
         The user's log-likelihood.
     vectorized
-        Whether it takes all points of a step at once.
+        Whether it takes all points of a step at once; a number if it takes so many.
     on_failure
-        What a NaN, an infinity or an exception becomes: ``"raise"`` an `EvaluationError`; ``"exclude"`` the point from the step (it stays in
-        every denominator); ``"floor"`` to a value below all others of its step by their range, a nat at least; or a function that is given the
-        `Failure` and returns a number.
+        What a failure becomes: ``"raise"`` an `EvaluationError`; ``"exclude"`` the point from the step (it stays in every denominator);
+        ``"floor"`` to a value below all others of its step by their range, a nat at least; a function that is given the `Failure` and returns
+        a number; or a dict of these by kind of failure or exception type, where what is not listed raises.
+    runner
+        Who makes the calls; by default this process.
 
     Examples
     --------
@@ -73,89 +82,122 @@ class BlackBox:
     """
 
     function: Callable[..., Any]
-    vectorized: bool = False
-    on_failure: str | Callable[[Failure], float] = "raise"
+    vectorized: bool | int = False
+    on_failure: OnFailure = "raise"
     n_evals: int = 0
     failures: list[Failure] = field(default_factory=list)
+    runner: Runner | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.function):
-            msg = f"`log_likelihood` must be a function, got {type(self.function).__name__}"
-            raise TypeError(msg)
-        if not (isinstance(self.on_failure, str) or callable(self.on_failure)):
-            msg = f"`on_failure` must be 'raise', 'exclude', 'floor' or a function, got {self.on_failure!r}"
-            raise TypeError(msg)
-        pick("on_failure", self.on_failure, dict.fromkeys(("raise", "exclude", "floor")))
+        self.calls = calls_of(self.function, self.vectorized, self.on_failure)
 
-    def __call__(self, points: Any, *batch: Any, scale: float = 1.0) -> Evaluations:
-        """Evaluate at stacked constrained ``points``, on a batch of data where there is one, times ``scale``."""
+    def __call__(
+        self,
+        points: Points,
+        *batch: Any,
+        scale: float = 1.0,
+        known: Mapping[int, Outcome] = _NONE_KNOWN,
+        on_done: Callable[[int, Outcome], None] | None = None,
+    ) -> Evaluations:
+        """Evaluate at stacked constrained points, on a batch of data where there is one.
+
+        Parameters
+        ----------
+        points
+            Stacked along a first axis: an array (n, ...), or a dict of them.
+        *batch
+            What the function is given besides the point.
+        scale
+            Factor of the values.
+        known
+            Outcomes by row that need not be computed again; counts, failures and values are as if they had been.
+        on_done
+            Called in this process with the row and the outcome of each evaluation as it arrives.
+        """
         is_first = self.n_evals == 0
-        n = _count(points)
-        call = self._all_at_once if self.vectorized else self._one_by_one
-        (raw, noise_sd), failures = call(points, batch, is_first)
-        self.n_evals += n
-        ok = np.isfinite(raw)
-        for i in np.flatnonzero(~ok):
-            failures.setdefault(int(i), _not_a_number(raw[i], _row(points, int(i))))
+        outcomes = dict(known)
+        for i, outcome in self._evaluated(points, batch, known, is_first):
+            outcomes[i] = outcome
+            if on_done is not None:
+                on_done(i, outcome)
+        ordered = [outcomes[i] for i in range(count(points))]
+        self.n_evals += len(ordered) + self._repeated(ordered)
+        raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
+        failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if is_first:
-            _warn_if_not_a_log(raw[ok])
-        return self._settle(Evaluations(raw * scale, ok, noise_sd * scale), failures)
+            _warn_if_not_a_log(raw[np.isfinite(raw)])
+        return self._settle(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
-    def _one_by_one(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[_Raw, dict[int, Failure]]:
-        n, failures = _count(points), {}
-        raw, noise_sd = np.full(n, np.nan), np.zeros(n)
-        for i in range(n):
-            # A fresh copy each time: what the function does to its argument is its own affair.
-            start = time.perf_counter()
-            try:
-                value, sd = _value_and_sd(self.function(_row(points, i), *batch))
-                raw[i], noise_sd[i] = _one_number(value), _one_number(sd)
-            except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
-                _raise_if_programming_error(error, is_first)
-                failures[i] = _from_exception(error, _row(points, i), time.perf_counter() - start)
-        return (raw, noise_sd), failures
+    def _evaluated(
+        self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield row and outcome of all that is not known."""
+        all_rows = [[i for i in block if i not in known] for block in blocks_of(count(points), self.vectorized)]
+        asked = [block for block in all_rows if block]
+        blocks = [rows(points, block) for block in asked]
+        for j, outcomes in self._run(blocks, batch, is_first):
+            for i, outcome in zip(asked[j], outcomes, strict=True):
+                _raise_if_bug(outcome.failure, is_first)
+                yield i, outcome
 
-    def _all_at_once(self, points: Any, batch: tuple[Any, ...], is_first: bool) -> tuple[_Raw, dict[int, Failure]]:
-        n = _count(points)
-        try:
-            value, sd = _value_and_sd(self.function(_copy(points), *batch))
-            return (_one_number_each(value, n), _one_number_each(np.broadcast_to(sd, (n,)), n)), {}
-        except Exception as error:
-            _raise_if_programming_error(error, is_first)
-            if self.on_failure == "raise":
-                failure = _from_exception(error, _row(points, 0), 0.0)
-                msg = f"the log-likelihood raised {failure.message} for a step of {n} points; {_WAYS_OUT}"
-                raise EvaluationError(msg, failure) from error
-        # Some point of the step is to blame; one at a time, the others are not lost with it.
-        self.n_evals += n
-        stacked = BlackBox(lambda point, *rest: self.function(_stack(point), *rest))
-        return stacked._one_by_one(points, batch, is_first)
+    def _run(
+        self, blocks: Sequence[Points], batch: tuple[Any, ...], is_first: bool
+    ) -> Iterator[tuple[int, list[Outcome]]]:
+        if self.runner is not None:
+            yield from self.runner.run(blocks, batch)
+            return
+        # In this process a bug goes through as it is, so that a debugger finds its frame.
+        let_through = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
+        for j, block in enumerate(blocks):
+            yield j, self.calls(block, batch, let_through)
 
-    def _settle(self, evaluated: Evaluations, failures: dict[int, Failure]) -> Evaluations:
+    def _repeated(self, outcomes: Sequence[Outcome]) -> int:
+        """How many points were asked for a second time, alone, to find out which of a call had made it fail."""
+        if not self.calls.blame:
+            return 0
+        blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
+        return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
+
+    def _settle(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
         if not failures:
             return evaluated
         values, ok, noise_sd = evaluated
         self.failures.extend(failures.values())
-        first = next(iter(failures.values()))
-        if self.on_failure == "raise":
-            way_out = _WRONG_PRIOR.format(_shapes(first.parameters)) if _always_raises(failures, ok) else _WAYS_OUT
-            error = EvaluationError(f"the log-likelihood gave {first!r}; {way_out}", first)
-            if first.traceback:
-                error.add_note(f"where it was raised:\n{first.traceback}")
-            raise error
-        if callable(self.on_failure):
-            for i, failure in failures.items():
-                values[i] = _one_number(self.on_failure(failure))
-            ok = np.isfinite(values)
-        if (
-            not ok.any()
-        ):  # nothing to fill in from: the method looks elsewhere, and `Run` gives up if that does not help
+        treatments = {i: treatment_of(failure, self.on_failure) for i, failure in failures.items()}
+        for i, treatment in treatments.items():
+            if treatment == "raise":
+                raise self._error(failures[i], failures, ok)
+            if callable(treatment):
+                values[i] = scale * _replacement(treatment, failures[i])
+                ok[i] = np.isfinite(values[i])
+        if not ok.any():  # nothing to fill in from: the method looks elsewhere, and `Run` gives up in the end
             return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
+        floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         spread = max(float(np.ptp(values[ok])), 1.0)
-        floored = self.on_failure == "floor"
         # An excluded point takes the others' mean: it pulls nowhere and stays in the denominator.
-        filled = values[ok].min() - spread if floored else values[ok].mean()
-        return Evaluations(np.where(ok, values, filled), ok | floored, noise_sd)
+        filled = np.where(ok, values, values[ok].mean())
+        filled[floored] = values[ok].min() - spread
+        ok[floored] = True
+        return Evaluations(filled, ok, noise_sd)
+
+    def _error(self, failure: Failure, failures: dict[int, Failure], ok: NDArray[np.bool_]) -> EvaluationError:
+        everywhere = not ok.any() and all(other.kind == "exception" for other in failures.values())
+        way_out = _WAYS_OUT
+        if everywhere and not self.vectorized:
+            way_out = f"it raised at every point of the step: does it expect what the prior gives it, {_shapes(failure.parameters)}?"
+        if everywhere and self.vectorized:
+            way_out = f"the call was for all {len(ok)} points of a step, any of which may be to blame; {_WAYS_OUT}"
+        error = EvaluationError(f"the log-likelihood gave {failure!r}; {way_out}", failure)
+        if failure.traceback:
+            error.add_note(f"where it was raised:\n{failure.traceback}")
+        return error
+
+
+def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: OnFailure) -> Calls:
+    """The function as it is called here or in workers; what cannot be called, and what is no policy, are refused."""
+    _check_function(function, vectorized)
+    check_on_failure(on_failure)
+    return Calls(function, bool(vectorized), blame=on_failure != "raise")
 
 
 _WAYS_OUT = (
@@ -164,11 +206,17 @@ _WAYS_OUT = (
 )
 
 
-_WRONG_PRIOR = "it raised at every point of the step: does it expect what the prior gives it, {}?"
+def _check_function(function: Any, vectorized: Any) -> None:
+    if not callable(function):
+        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
+        raise TypeError(msg)
+    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
+        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
+        raise ValueError(msg)
 
 
-def _always_raises(failures: dict[int, Failure], ok: NDArray[np.bool_]) -> bool:
-    return not ok.any() and all(failure.kind == "exception" for failure in failures.values())
+def _was_lost(failure: Failure | None) -> bool:
+    return failure is not None and failure.kind in ("exception", "timeout", "died")
 
 
 def _shapes(point: Any) -> str:
@@ -177,51 +225,23 @@ def _shapes(point: Any) -> str:
     return f"an array of shape {np.shape(point)}"
 
 
-def _raise_if_programming_error(error: Exception, is_first: bool) -> None:
-    """A misspelt name is no property of a point: never hide it as a failure."""
-    if isinstance(error, _ShapeError) or (is_first and isinstance(error, _PROGRAMMING_ERRORS)):
-        raise error
+def _raise_if_bug(failure: Failure | None, is_first: bool) -> None:
+    """A misspelt name is no property of a point, nor is a wrong shape: never hide it as a failure."""
+    bugs = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
+    bug = next((kind for kind in bugs if failure is not None and failure.is_a(kind)), None)
+    if failure is None or bug is None:
+        return
+    error = bug(failure.message.partition(": ")[2])
+    error.add_note(f"where it was raised, in {failure.worker}:\n{failure.traceback}")
+    raise error
 
 
-class _ShapeError(ValueError):
-    """The function returned something that is not one number per point."""
-
-
-def _value_and_sd(returned: Any) -> tuple[Any, Any]:
-    """A pair is a value and the standard deviation of its noise; anything else a value without noise."""
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    return returned, 0.0
-
-
-def _one_number(value: Any) -> float:
-    array = _numeric(value)
-    if array.size != 1:
-        msg = (
-            f"`log_likelihood` must return one number for each point, got an array of shape {array.shape}; "
-            "sum over the observations, or pass vectorized=True if it takes many points at once"
-        )
-        raise _ShapeError(msg)
-    return float(array.reshape(()))
-
-
-def _one_number_each(values: Any, n: int) -> Floats:
-    array = _numeric(values)
-    if array.shape != (n,):
-        msg = (
-            f"`log_likelihood` must return shape ({n},) for {n} points, got {array.shape}; "
-            "sum over the observations only, or pass vectorized=False for a function of one point"
-        )
-        raise _ShapeError(msg)
-    return array
-
-
-def _numeric(value: Any) -> Floats:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu":
-        msg = f"`log_likelihood` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
-        raise _ShapeError(msg)
-    return array.astype(np.float64)
+def _replacement(treatment: Callable[[Failure], float], failure: Failure) -> float:
+    try:
+        return number_of(treatment(failure), "on_failure")
+    except ShapeError as error:
+        msg = f"the function given as {error}, at {failure!r}; return -numpy.inf or NaN to leave the point out"
+        raise TypeError(msg) from None
 
 
 def _warn_if_not_a_log(values: Floats) -> None:
@@ -231,35 +251,3 @@ def _warn_if_not_a_log(values: Floats) -> None:
             "qbvi needs its logarithm"
         )
         warnings.warn(msg, UserWarning, stacklevel=2)
-
-
-def _not_a_number(value: float, point: Any) -> Failure:
-    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
-    return Failure(point, kind, f"returned {value}")
-
-
-def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
-    message = f"{type(error).__name__}: {error}"
-    return Failure(point, "exception", message, "".join(traceback.format_exception(error)), seconds)
-
-
-def _count(points: Any) -> int:
-    return len(next(iter(points.values())) if isinstance(points, dict) else points)
-
-
-def _row(points: Any, i: int) -> Any:
-    if isinstance(points, dict):
-        return {name: np.array(value[i])[()] for name, value in points.items()}
-    return np.array(points[i])[()]
-
-
-def _copy(points: Any) -> Any:
-    if isinstance(points, dict):
-        return {name: np.array(value) for name, value in points.items()}
-    return np.array(points)
-
-
-def _stack(point: Any) -> Any:
-    if isinstance(point, dict):
-        return {name: np.asarray(value)[None] for name, value in point.items()}
-    return cast(Floats, np.asarray(point)[None])

@@ -1,0 +1,128 @@
+"""Files of arrays and one JSON header, in a ``.npz``: written whole or not at all, and read without running or trusting anything in them."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Arrays", "ForeignFileError", "PathLike", "read", "write"]
+
+Arrays = dict[str, NDArray[Any]]
+PathLike = str | os.PathLike[str]
+
+_HEADER = "header"
+_LONGEST_NAME = 4096  # bytes of an array's own header: more is no array of ours
+
+
+class ForeignFileError(ValueError):
+    """The file is whole, but not one of ours."""
+
+
+def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write to a neighbour, force it to the disk, then put it in the place of ``path``: whatever happens, one whole file is there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write(f"{folder}/file", {"format": "ours"}, {"x": np.ones(2)})
+    ...     read(f"{folder}/file")
+    ({'format': 'ours'}, {'x': array([1., 1.])})
+    """
+    path = Path(path)
+    words = np.frombuffer(json.dumps(header, allow_nan=False).encode(), dtype=np.uint8)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        with partial.open("xb") as file:
+            np.savez(file, allow_pickle=False, **{_HEADER: words}, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
+    """Return header and arrays.
+
+    No pickle is opened, and no more memory is taken than the file has bytes, whatever sizes it declares: what we write is not compressed.
+
+    Raises
+    ------
+    ForeignFileError
+        For a file that is no archive with a JSON header.
+    ValueError
+        For one that was damaged or made to do harm.
+    """
+    path = Path(path)
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\x03\x04":
+            raise ForeignFileError(str(path))
+        try:
+            with zipfile.ZipFile(file) as archive:
+                members = archive.infolist()
+                _refuse_bombs(members, path.stat().st_size)
+                arrays = {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            EOFError,
+            OSError,
+            ValueError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
+            msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
+            raise ValueError(msg) from error
+    return _words(arrays.pop(_HEADER, None), path), arrays
+
+
+def _refuse_bombs(members: list[zipfile.ZipInfo], file_size: int) -> None:
+    packed = [member.filename for member in members if member.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        msg = f"{packed[0]!r} is compressed"
+        raise ValueError(msg)
+    declared = sum(member.file_size for member in members)
+    if declared > file_size:
+        msg = f"it declares {declared:,} bytes of arrays in a file of {file_size:,}"
+        raise ValueError(msg)
+
+
+def _array(content: bytes) -> NDArray[Any]:
+    """Read one ``.npy``: its shape and dtype must describe exactly the bytes that are there."""
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        msg = f"an array has format {version}"
+        raise ValueError(msg)
+    shape, in_columns, dtype = readers[version](stream, max_header_size=_LONGEST_NAME)
+    if dtype.hasobject:
+        msg = "an array holds Python objects"
+        raise ValueError(msg)
+    if math.prod(shape) * dtype.itemsize != len(content) - stream.tell():
+        msg = f"an array of shape {shape} has {len(content) - stream.tell():,} bytes"
+        raise ValueError(msg)
+    flat = np.frombuffer(content, dtype=dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if in_columns else "C").copy()
+
+
+def _words(header: NDArray[Any] | None, path: Path) -> dict[str, Any]:
+    try:
+        words = json.loads((np.empty(0) if header is None else header).tobytes())
+    except (ValueError, RecursionError) as error:
+        raise ForeignFileError(str(path)) from error
+    if not isinstance(words, dict):
+        raise ForeignFileError(str(path))
+    return words

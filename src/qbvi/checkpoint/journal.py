@@ -1,0 +1,224 @@
+"""The journal of a run: every evaluation as it arrives, appended to a file, so that what was paid for survives whatever comes next.
+
+A file is its run's name and then records, each with its length and a checksum. A record that was cut short by a crash ends the reading; all
+before it count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qbvi.evaluate import Failure, Outcome
+from qbvi.evaluate.calls import row
+from qbvi.run import Request
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Answers", "CheckpointError", "Journal"]
+
+_FRAME = struct.Struct("<II")  # length of the record, its checksum
+_RECORD = struct.Struct(
+    "<II16sdd"
+)  # request, row, digest of the request's points, value and noise; then, as JSON, the failure if there is one
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used: it is damaged, no checkpoint, in use, or was made with something else."""
+
+
+@dataclass
+class Answers:
+    """Outcomes by request and row, each request known by its points: those of other points are not its answers.
+
+    Examples
+    --------
+    >>> answers, request = Answers(), Request(3, np.zeros((2, 1)))
+    >>> answers.add(request, {1: Outcome(-0.5, 0.0, None)})
+    >>> answers.to(request)
+    {1: Outcome(value=-0.5, noise_sd=0.0, failure=None)}
+    >>> answers.to(Request(3, np.ones((2, 1))))
+    {}
+    """
+
+    by_request: dict[int, tuple[bytes, dict[int, Outcome]]] = field(default_factory=dict)
+
+    def add(self, request: Request, outcomes: Mapping[int, Outcome]) -> None:
+        """Keep more outcomes of a request."""
+        self._section(request.number, request.digest).update(outcomes)
+
+    def to(self, request: Request) -> dict[int, Outcome]:
+        """All outcomes known for the points of a request."""
+        digest, outcomes = self.by_request.get(request.number, (b"", {}))
+        return {i: _at(o, row(request.points, i)) for i, o in outcomes.items()} if digest == request.digest else {}
+
+    def forget_before(self, number: int) -> None:
+        """Drop the requests before this one: their values are part of the state by now."""
+        for old in [known for known in self.by_request if known < number]:
+            del self.by_request[old]
+
+    def records(self) -> Iterator[bytes]:
+        """All outcomes as a journal holds them."""
+        for number, (digest, outcomes) in self.by_request.items():
+            yield from (_framed(number, i, digest, outcome) for i, outcome in outcomes.items())
+
+    def read(self, content: bytes) -> int:
+        """Add records up to the first that is not whole; return where that one begins."""
+        at = 0
+        while at + _FRAME.size + _RECORD.size <= len(content):
+            length, checksum = _FRAME.unpack_from(content, at)
+            record = content[at + _FRAME.size : at + _FRAME.size + length]
+            if length < _RECORD.size or len(record) < length or zlib.crc32(record) != checksum:
+                break
+            self._take(record)
+            at += _FRAME.size + length
+        return at
+
+    def _take(self, record: bytes) -> None:
+        number, i, digest, value, noise_sd = _RECORD.unpack_from(record)
+        failure = _failure(record[_RECORD.size :])
+        self._section(number, digest)[i] = Outcome(value, noise_sd, failure)
+
+    def _section(self, number: int, digest: bytes) -> dict[int, Outcome]:
+        """Outcomes of a request; if other points were asked for under its number before, theirs are dropped."""
+        if self.by_request.get(number, (b"",))[0] != digest:
+            self.by_request[number] = (digest, {})
+        return self.by_request[number][1]
+
+
+class Journal:
+    """An append-only file of outcomes.
+
+    Each outcome goes to the operating system at once, which is what survives the death of the process. What cannot be written is kept and
+    tried again with the next one.
+
+    Parameters
+    ----------
+    path
+        Where it is; created if it is not there, and held against other processes.
+    run_id
+        Name of the run, at the start of the file.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        _hold(self._file, path)
+        self._name = run_id.encode()
+        self._good = 0  # length of the file up to which all is whole
+        self._is_torn = True  # whether there may be more in the file than that
+        self._waiting: list[bytes] = []
+
+    def resume(self, run_id: str) -> Answers:
+        """Go on with the journal of a run, and return what it holds; begin anew where it is missing or another run's."""
+        self._name, answers = run_id.encode(), Answers()
+        content = _read_all(self._file)
+        if not content.startswith(self._name):
+            self.restart()
+            return answers
+        try:
+            self._good = len(self._name) + answers.read(content[len(self._name) :])
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            msg = f"{str(self._path)!r} is damaged: {error}; remove it, and the evaluations since the last state are paid again"
+            raise CheckpointError(msg) from error
+        return answers
+
+    def restart(self) -> None:
+        """Begin anew: the state holds all that was noted."""
+        self._good, self._is_torn, self._waiting = 0, True, [self._name]
+        self.flush()
+
+    def append(self, request: Request, outcomes: Mapping[int, Outcome]) -> None:
+        """Add outcomes in one write."""
+        self._waiting += [_framed(request.number, i, request.digest, outcome) for i, outcome in outcomes.items()]
+        self.flush()
+
+    def flush(self) -> None:
+        """Write all that waits, or leave the file as it was and raise an OSError."""
+        if not self._waiting:
+            return
+        content = b"".join(self._waiting)
+        try:
+            if self._is_torn:
+                os.ftruncate(self._file, self._good)
+            self._is_torn = True  # until all of it is there
+            written = 0
+            while written < len(content):
+                written += _write_at(self._file, self._good + written, content[written:])
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._good)
+            raise
+        self._good += len(content)
+        self._waiting, self._is_torn = [], False
+
+    def sync(self) -> None:
+        """Force the file to the disk, against a failure of power."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Give the file back, and leave none behind that has nothing in it."""
+        is_empty = os.fstat(self._file).st_size == 0
+        os.close(self._file)
+        if is_empty:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def _write_at(file: int, at: int, content: bytes) -> int:
+    os.lseek(file, at, os.SEEK_SET)
+    return os.write(file, content)
+
+
+def _read_all(file: int) -> bytes:
+    os.lseek(file, 0, os.SEEK_SET)
+    return b"".join(iter(lambda: os.read(file, 2**24), b""))
+
+
+def _hold(file: int, path: Path) -> None:
+    """Refuse a journal that another process writes to; the system lets go of it whenever a process ends."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError) as error:
+        os.close(file)
+        msg = f"{str(path)!r} is in use by another process that runs the same checkpoint; wait for it, or choose another file"
+        raise CheckpointError(msg) from error
+    except OSError:  # a file system without locks
+        return
+
+
+def _framed(number: int, i: int, digest: bytes, outcome: Outcome) -> bytes:
+    record = _RECORD.pack(number, i, digest, outcome.value, outcome.noise_sd)
+    if outcome.failure is not None:
+        words = {f.name: getattr(outcome.failure, f.name) for f in fields(Failure) if f.name != "parameters"}
+        record += json.dumps(words).encode()
+    return _FRAME.pack(len(record), zlib.crc32(record)) + record
+
+
+def _failure(content: bytes) -> Failure | None:
+    """A failure without its parameters, which the request has."""
+    if not content:
+        return None
+    words: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(content).items()}
+    return Failure(np.empty(0), **words)
+
+
+def _at(outcome: Outcome, point: Any) -> Outcome:
+    if outcome.failure is None:
+        return outcome
+    words = {f.name: getattr(outcome.failure, f.name) for f in fields(Failure) if f.name != "parameters"}
+    return outcome._replace(failure=Failure(point, **words))

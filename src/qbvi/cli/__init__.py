@@ -1,0 +1,33 @@
+"""The command ``qbvi``: one file for each of its commands."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from qbvi._version import __version__
+from qbvi.cli import serve
+
+__all__ = ["main"]
+
+_COMMANDS = (serve,)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status.
+
+    Examples
+    --------
+    >>> main(["--version"])
+    Traceback (most recent call last):
+    ...
+    SystemExit: 0
+    """
+    parser = argparse.ArgumentParser(prog="qbvi", description="Posteriors from values of a log-likelihood.")
+    parser.add_argument("--version", action="version", version=f"qbvi {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_to(commands)
+    args = parser.parse_args(argv)
+    status: int = args.run(args)
+    return status

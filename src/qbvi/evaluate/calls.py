@@ -1,0 +1,186 @@
+"""One call of the user's function, wherever it is made: what it is given, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.evaluate.failures import Failure, full_name
+
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "copied", "count", "number_of", "row", "rows", "working_as"]
+
+Floats = NDArray[np.float64]
+Points = Any  # stacked along a first axis: one array, or a dict of arrays by name
+
+
+class Outcome(NamedTuple):
+    """What the function gave at one point, before any scaling."""
+
+    value: float  # as it was returned; NaN where nothing was
+    noise_sd: float  # standard deviation of the value's noise, where the function tells it; else zero
+    failure: Failure | None  # why the value cannot be used
+
+
+class ShapeError(ValueError):
+    """The function returned something that is not one number per point."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The user's function as a map from a block of stacked points to outcomes; it travels to workers as it is.
+
+    Parameters
+    ----------
+    function
+        The user's log-likelihood.
+    vectorized
+        Whether it takes a whole block at once; otherwise it is called for one point after the other.
+    blame
+        Whether to repeat a call for many points that raised, one point at a time, so that the others are not lost with the culprit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Calls(lambda x: -0.5 * x @ x)(np.array([[1.0, 1.0], [2.0, 0.0]]))
+    [Outcome(value=-1.0, noise_sd=0.0, failure=None), Outcome(value=-2.0, noise_sd=0.0, failure=None)]
+    """
+
+    function: Callable[..., Any]
+    vectorized: bool = False
+    blame: bool = True
+
+    def __call__(
+        self, block: Points, batch: tuple[Any, ...] = (), let_through: tuple[type[Exception], ...] = ()
+    ) -> list[Outcome]:
+        """Return the outcome at each point of the block; exceptions become failures, but for those to be let through."""
+        if self.vectorized:
+            return self._at_once(block, batch, let_through)
+        return [self._alone(row(block, i), batch, let_through) for i in range(count(block))]
+
+    def _alone(self, point: Any, batch: tuple[Any, ...], let_through: tuple[type[Exception], ...]) -> Outcome:
+        start = time.perf_counter()
+        try:
+            # A copy: what the function does to its argument is its own affair.
+            value, sd = _value_and_sd(self.function(copied(point), *batch))
+            return _judged(number_of(value), number_of(sd), point, time.perf_counter() - start)
+        except let_through:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
+            return Outcome(np.nan, 0.0, _from_exception(error, point, time.perf_counter() - start))
+
+    def _at_once(
+        self, block: Points, batch: tuple[Any, ...], let_through: tuple[type[Exception], ...]
+    ) -> list[Outcome]:
+        n, start = count(block), time.perf_counter()
+        try:
+            value, sd = _value_and_sd(self.function(copied(block), *batch))
+            values, sds = _one_number_each(value, n), _one_number_each(np.broadcast_to(sd, (n,)), n)
+        except let_through:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            if self.blame and n > 1 and not isinstance(error, ShapeError):
+                return [outcome for i in range(n) for outcome in self._at_once(rows(block, [i]), batch, let_through)]
+            failure = _from_exception(error, row(block, 0), time.perf_counter() - start)
+            return [Outcome(np.nan, 0.0, replace(failure, parameters=row(block, i))) for i in range(n)]
+        seconds = time.perf_counter() - start
+        return [_judged(float(values[i]), float(sds[i]), row(block, i), seconds) for i in range(n)]
+
+
+def blocks_of(n: int, vectorized: bool | int) -> list[range]:
+    """Rows that go into one call: one, or all, or so many. The same whoever makes the calls, so that rounding is too.
+
+    Examples
+    --------
+    >>> blocks_of(5, vectorized=2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    size = int(vectorized) if vectorized is not True else n
+    return [range(i, min(i + max(size, 1), n)) for i in range(0, n, max(size, 1))]
+
+
+def working_as(worker: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """Write the worker's name into the failures."""
+    return [o if o.failure is None else o._replace(failure=replace(o.failure, worker=worker)) for o in outcomes]
+
+
+def count(points: Points) -> int:
+    """Number of stacked points."""
+    return len(next(iter(points.values())) if isinstance(points, dict) else points)
+
+
+def row(points: Points, i: int) -> Any:
+    """Point ``i`` alone, as a copy."""
+    if isinstance(points, dict):
+        return {name: np.array(value[i])[()] for name, value in points.items()}
+    return np.array(points[i])[()]
+
+
+def rows(points: Points, chosen: Sequence[int]) -> Points:
+    """Some of the points, stacked, as a copy."""
+    if isinstance(points, dict):
+        return {name: np.asarray(value)[list(chosen)] for name, value in points.items()}
+    return np.asarray(points)[list(chosen)]
+
+
+def copied(points: Any) -> Any:
+    """A point, or stacked points, to be overwritten at will."""
+    if isinstance(points, dict):
+        return {name: np.array(value)[()] for name, value in points.items()}
+    return np.array(points)[()]
+
+
+def number_of(value: Any, name: str = "log_likelihood") -> float:
+    """Return a single real number as a float; what is none blames the function called ``name``."""
+    array = _numeric(value, name)
+    if array.size != 1:
+        msg = (
+            f"`{name}` must return one number for each point, got an array of shape {array.shape}; "
+            "sum over the observations, or pass vectorized=True if it takes many points at once"
+        )
+        raise ShapeError(msg)
+    return float(array.reshape(()))
+
+
+def _value_and_sd(returned: Any) -> tuple[Any, Any]:
+    """A pair is a value and the standard deviation of its noise; anything else a value without noise."""
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    return returned, 0.0
+
+
+def _one_number_each(values: Any, n: int) -> Floats:
+    array = _numeric(values, "log_likelihood")
+    if array.shape != (n,):
+        msg = (
+            f"`log_likelihood` must return shape ({n},) for {n} points, got {array.shape}; "
+            "sum over the observations only, or pass vectorized=False for a function of one point"
+        )
+        raise ShapeError(msg)
+    return array
+
+
+def _numeric(value: Any, name: str) -> Floats:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
+        raise ShapeError(msg)
+    return array.astype(np.float64)
+
+
+def _judged(value: float, noise_sd: float, point: Any, seconds: float) -> Outcome:
+    if np.isfinite(value):
+        return Outcome(value, noise_sd, None)
+    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
+    return Outcome(value, noise_sd, Failure(point, kind, f"returned {value}", seconds=seconds))
+
+
+def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
+    message = f"{type(error).__name__}: {error}"
+    types = tuple(full_name(one) for one in type(error).__mro__ if issubclass(one, BaseException))
+    return Failure(point, "exception", message, "".join(traceback.format_exception(error)), seconds, types=types)

@@ -1,0 +1,117 @@
+"""Parts of the data on the workers of a Dask cluster (the extra ``dask``)."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dask
+from distributed import Client, Future, get_client
+
+from qbvi.evaluate.calls import Points
+from qbvi.evaluate.dask import LOST, lost_of, scattered
+from qbvi.evaluate.sharded import PartFunction, Selection, value_on_part
+from qbvi.evaluate.shipping import packed
+
+__all__ = ["OnWorkers"]
+
+_MOST_ROUNDS = (
+    3  # times that parts are asked in one step when workers die over them; each time, Dask itself tries several workers
+)
+
+
+class OnWorkers:
+    """Parts that stay on the workers; a step is one task for each.
+
+    All that a task needs can be had again when a worker dies: the function and the points are tasks themselves, Dask parts have their recipe, and parts that
+    came from this process are sent again.
+    """
+
+    def __init__(self, function: PartFunction, parts: Any, client: Client | None) -> None:
+        self._client = client or _current_client()
+        self._payload = (uuid.uuid4().hex, packed(function, "function"))
+        self._function = self._sent_function()
+        self._own, self._parts = _placed(self._client, parts)  # what only this process can send again, if anything
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def values(self, points: Points, selection: Selection) -> list[Any]:
+        """Return f(points, part) for each selected part, in order."""
+        for _ in range(_MOST_ROUNDS - 1):
+            try:
+                return list(self._client.gather(self._asked(points, selection)))
+            except LOST:
+                self._bring_back()
+        return list(self._client.gather(self._asked(points, selection)))
+
+    def _asked(self, points: Points, selection: Selection) -> list[Future]:
+        chosen, rows = selection.parts, selection._replace(parts=())
+        there = self._client.submit(_unchanged, points, pure=False)
+        each = ([thing] * len(chosen) for thing in (self._function, there, rows))
+        # One map: the scheduler hears of all tasks in one message.
+        return list(self._client.map(_value_there, *each, chosen, [self._parts[k] for k in chosen], pure=False))
+
+    def _bring_back(self) -> None:
+        """Send again what was lost and has no recipe."""
+        if self._function.status != "finished":
+            self._function = self._sent_function()
+        gone = lost_of(self._client, self._parts)
+        if self._own is not None:
+            for k in gone:
+                self._parts[k] = scattered(self._client, self._own[k])
+        elif any(self._parts[k].status in ("cancelled", "lost") for k in gone):  # others are being made again
+            msg = f"parts {gone} are gone with their workers and cannot be made again: give `parts` as delayed values, which can"
+            raise RuntimeError(msg)
+
+    def _sent_function(self) -> Future:
+        return self._client.submit(_unchanged, self._payload, pure=False)
+
+
+def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Future]]:
+    """Put the parts on the workers; return those that can only come from here, and the futures of all."""
+    if isinstance(parts, list | tuple) and all(isinstance(part, Future) for part in parts):
+        return None, list(parts)
+    if hasattr(parts, "to_delayed"):
+        return None, client.compute(_delayed(parts))
+    if isinstance(parts, list | tuple) and all(dask.is_dask_collection(part) for part in parts):
+        return None, client.compute(list(parts))
+    own = list(parts)
+    return own, scattered(client, own)
+
+
+def _delayed(collection: Any) -> list[Any]:
+    if getattr(collection, "ndim", 1) > 1 and hasattr(collection, "chunks"):
+        collection = collection.rechunk({axis: -1 for axis in range(1, collection.ndim)})  # a part has whole rows
+    delayed = collection.to_delayed()
+    return list(delayed.ravel() if hasattr(delayed, "ravel") else delayed)
+
+
+def _current_client() -> Client:
+    try:
+        return get_client()
+    except ValueError as error:
+        msg = "`parts` lie in Dask, which needs workers to hold them: start a distributed.Client first, or pass client="
+        raise ValueError(msg) from error
+
+
+def _unchanged(thing: Any) -> Any:
+    return thing
+
+
+def _value_there(payload: tuple[str, bytes], points: Points, selection: Selection, k: int, part: Any) -> Any:
+    return value_on_part(_loaded(*payload), points, part, k, selection)
+
+
+_LOADED: dict[str, Callable[..., Any]] = {}
+
+
+def _loaded(token: str, payload: bytes) -> Callable[..., Any]:
+    """Unpickle once per process; a worker keeps the functions of the last few likelihoods."""
+    if token not in _LOADED:
+        for old in list(_LOADED)[:-3]:
+            del _LOADED[old]
+        _LOADED[token] = pickle.loads(payload)
+    return _LOADED[token]

@@ -1,0 +1,343 @@
+"""Worker processes of our own, which can be killed one by one.
+
+`concurrent.futures.ProcessPoolExecutor` and the pools of its design cannot end one call, and break for good when a worker dies. Here each worker has a
+pipe of its own and nothing is shared, so that a worker that is killed leaves no lock held and no queue cut short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self
+
+from qbvi.evaluate.calls import Calls, Outcome, Points, working_as
+from qbvi.evaluate.shipping import has_cloudpickle, packed
+from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
+
+__all__ = ["Processes"]
+
+_ROUND_TRIP = 2e-4  # seconds that a message and its answer cost
+_REPLY_EVERY = 2e-3  # seconds for which a worker may keep answers back, to send several together
+_FAREWELL = 2.0  # seconds that an idle worker has to leave by itself
+_MOST_LOSSES = 2  # workers that may die over one call before it is given up
+_MOST_STILLBORN = 3  # workers that may die before they are ready, one after the other
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_HELLO, _READY = "hello", "ready"
+
+Waiting = deque[list[Task]]
+
+
+class Processes:
+    """Processes that hold the user's function and are sent nothing but points.
+
+    Parameters
+    ----------
+    calls
+        What a worker does with a block of points; pickled once, and given to each worker when it starts.
+    workers
+        Number of processes.
+    timeout
+        Seconds after which a call is ended by killing its worker; None for no limit.
+
+    Examples
+    --------
+    >>> import math, numpy as np
+    >>> with Processes(Calls(math.sqrt), workers=1) as pool:
+    ...     dict(pool.run([np.array([4.0]), np.array([9.0])], ()))[1]
+    [Outcome(value=3.0, noise_sd=0.0, failure=None)]
+    """
+
+    def __init__(self, calls: Calls, workers: int, timeout: float | None = None) -> None:
+        self.timeout = timeout
+        self._blame = calls.blame
+        self._payload = packed(calls)
+        self._pace = Pace(workers, _ROUND_TRIP)
+        self._stillborn = 0
+        self._workers: list[_Worker] = []
+        try:
+            self._workers += [self._hired() for _ in range(workers)]
+            while not any(worker.is_ready for worker in self._workers):
+                for worker in self._stirring():
+                    self._attend(worker, Ledger([]), deque())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[Settled]:
+        """Yield each block's number and outcomes as they arrive."""
+        ledger = Ledger(blocks)
+        waiting = deque(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
+        try:
+            while ledger.open:
+                self._hand_out(waiting, batch)
+                for worker in self._stirring():
+                    yield from self._attend(worker, ledger, waiting)
+        finally:  # left in the middle of a step, by an error or Ctrl-C: nobody waits for the rest
+            for worker in [worker for worker in self._workers if worker.tasks]:
+                self._replace(worker)
+
+    def close(self) -> None:
+        """End all processes: who is idle is asked to leave, who is not is killed."""
+        for worker in self._workers:
+            worker.dismiss()
+        for worker in self._workers:
+            worker.end(_FAREWELL)
+        self._workers.clear()
+
+    def _hired(self) -> _Worker:
+        return _Worker(reply_every=_REPLY_EVERY if self.timeout is None else 0.0)
+
+    def _replace(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers[self._workers.index(worker)] = self._hired()
+
+    def _hand_out(self, waiting: Waiting, batch: tuple[Any, ...]) -> None:
+        for worker in self._workers:
+            if waiting and worker.is_ready and not worker.tasks:
+                worker.give(waiting.popleft(), batch)
+
+    def _stirring(self) -> list[_Worker]:
+        """Wait for workers that have something to say, died, or are late."""
+        limit = None if self.timeout is None else max(0.0, min(map(self._time_left, self._workers)))
+        signs = {sign: worker for worker in self._workers for sign in (worker.connection, worker.process.sentinel)}
+        ready = {signs[sign] for sign in wait(list(signs), None if limit == float("inf") else limit)}
+        return [worker for worker in self._workers if worker in ready or self._time_left(worker) <= 0]
+
+    def _time_left(self, worker: _Worker) -> float:
+        if self.timeout is None or not worker.tasks:
+            return float("inf")
+        return worker.since + self.timeout - time.monotonic()
+
+    def _attend(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
+        """Take in what a worker sent; if it died or is late, see to its calls and put another in its place."""
+        is_dead = worker.is_dead()  # asked first: all that a dead worker had sent can then be heard
+        settled = [block for task, outcomes in self._heard(worker) for block in ledger.settle(task, outcomes)]
+        if is_dead or worker.is_lost:
+            return settled + self._bury(worker, ledger, waiting)
+        if self._time_left(worker) <= 0:
+            return settled + self._cut_short(worker, ledger, waiting)
+        return settled
+
+    def _heard(self, worker: _Worker) -> Iterator[tuple[Task, list[Outcome]]]:
+        for message in worker.messages():
+            if message == _HELLO:
+                worker.send_bytes(self._payload)
+            elif message == _READY:
+                worker.is_ready, self._stillborn = True, 0
+            elif isinstance(message, str):
+                msg = f"`log_likelihood` was sent to a worker process but cannot be loaded there:\n{message}"
+                raise RuntimeError(msg)
+            else:
+                seconds, answers = message
+                self._pace.add(len(answers), seconds)
+                yield from worker.answered(answers)
+
+    def _bury(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
+        """Repeat the lost calls one at a time; give up one over which workers keep dying."""
+        tasks, was_ready = list(worker.tasks), worker.is_ready
+        self._replace(worker)
+        self._stillborn += not was_ready
+        if self._stillborn >= _MOST_STILLBORN:
+            raise RuntimeError(_STILLBORN.format(worker.obituary()))
+        settled = []
+        for task in reversed([task._replace(losses=task.losses + 1) for task in tasks]):
+            if task.losses >= _MOST_LOSSES and len(tasks) == 1 and (task.is_alone or not self._blame):
+                settled += ledger.fail(task, worker.loss("died", worker.obituary()))
+            else:
+                waiting.extendleft([piece] for piece in reversed(self._pieces(ledger, task)))
+        return settled
+
+    def _cut_short(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
+        """Kill a worker whose call takes too long; the calls it had not begun go to others."""
+        late, *others = worker.tasks
+        loss = worker.loss("timeout", f"no answer within {self.timeout:g} s; the process was killed")
+        self._replace(worker)
+        waiting.extendleft([task] for task in reversed(others))
+        if late.is_alone or not self._blame:
+            return ledger.fail(late, loss)
+        waiting.extendleft([piece] for piece in reversed(self._pieces(ledger, late)))
+        return []
+
+    def _pieces(self, ledger: Ledger, task: Task) -> list[Task]:
+        return [piece._replace(losses=task.losses) for piece in ledger.one_by_one(task)] if self._blame else [task]
+
+
+class _Worker:
+    """One process, its pipe, and the calls it has not answered yet, in order."""
+
+    def __init__(self, reply_every: float) -> None:
+        context = _context()
+        self.connection, theirs = context.Pipe()
+        limit_threads = not any(name in os.environ for name in _THREADS)
+        with _starting(limit_threads):
+            self.process = context.Process(target=_serve, args=(theirs, reply_every, limit_threads), daemon=True)
+            self.process.start()
+        theirs.close()
+        self.tasks: deque[Task] = deque()
+        self.since = 0.0  # when the first of them began
+        self.is_ready = False
+        self.is_lost = False  # its end of the pipe is closed
+        self.name = f"pid {self.process.pid}"
+
+    def give(self, tasks: Sequence[Task], batch: tuple[Any, ...]) -> None:
+        self.tasks.extend(tasks)
+        self.since = time.monotonic()
+        self.send_bytes(pickle.dumps(([task.points for task in tasks], batch)))
+
+    def send_bytes(self, message: bytes) -> None:
+        try:
+            self.connection.send_bytes(message)
+        except OSError:
+            self.is_lost = True
+
+    def messages(self) -> Iterator[Any]:
+        try:
+            while self.connection.poll():
+                yield self.connection.recv()
+        except (EOFError, OSError):
+            self.is_lost = True
+
+    def answered(self, answers: Sequence[list[Outcome]]) -> list[tuple[Task, list[Outcome]]]:
+        self.since = time.monotonic()
+        return [(self.tasks.popleft(), working_as(self.name, outcomes)) for outcomes in answers]
+
+    def is_dead(self) -> bool:
+        return bool(wait([self.process.sentinel], 0))
+
+    def loss(self, kind: str, message: str) -> Loss:
+        return Loss(kind, message, time.monotonic() - self.since, self.name)
+
+    def obituary(self) -> str:
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            with contextlib.suppress(ValueError):
+                return f"its process was ended by {signal.Signals(-code).name}"
+        return f"its process ended with exit code {code}"
+
+    def dismiss(self) -> None:
+        if self.is_ready and not self.tasks:
+            self.send_bytes(b"")
+
+    def end(self, patience: float = 0.0) -> None:
+        """Make sure that the process is gone, and those it started with it."""
+        if patience and self.is_ready and not self.tasks:
+            self.process.join(patience)
+        if not self.is_dead():
+            _kill(self.process.pid)
+            self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+_STILLBORN = (
+    "the worker processes end before they are ready ({}); a script that is run by itself needs its calls under "
+    "`if __name__ == \"__main__\":`, or: pip install 'qbvi[parallel]', with which it does not"
+)
+
+
+def _context() -> Any:
+    # Not fork: a copy of a process with threads (BLAS has them) can hang at its first lock.
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # so that a killed worker is replaced in milliseconds
+    return context
+
+
+@contextlib.contextmanager
+def _starting(limit_threads: bool) -> Iterator[None]:
+    """While a process starts: one BLAS thread, set before NumPy is loaded, and no need to run the user's script again.
+
+    With cloudpickle what is defined in the script travels by value. Without a ``__main__`` to look at, multiprocessing does not run the script in each
+    worker, so that it needs no guard and does its work once.
+    """
+    main = sys.modules["__main__"]
+    if limit_threads:
+        os.environ.update(dict.fromkeys(_THREADS, "1"))
+    if has_cloudpickle():
+        sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        for name in _THREADS if limit_threads else ():
+            os.environ.pop(name, None)
+
+
+def _kill(pid: int | None) -> None:
+    """Kill a worker's whole process group: the simulator it may have started too."""
+    if pid is not None and hasattr(os, "killpg"):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+
+
+def _serve(connection: Connection, reply_every: float, limit_threads: bool) -> None:
+    """Life of a worker: fetch the function, then answer until an empty message or the end of the pipe."""
+    _leave_the_terminal()
+    with contextlib.suppress(EOFError, OSError):  # the fit is gone: nobody to tell
+        connection.send(_HELLO)
+        payload = connection.recv_bytes()
+        try:
+            calls = pickle.loads(payload)
+        except Exception:  # noqa: BLE001 - whatever loading raises is told
+            connection.send(traceback.format_exc())
+            return
+        _limit_threads(limit_threads)
+        connection.send(_READY)
+        while message := connection.recv_bytes():
+            _answer(connection, calls, pickle.loads(message), reply_every)
+
+
+def _answer(connection: Connection, calls: Calls, message: tuple[list[Points], Any], reply_every: float) -> None:
+    blocks, batch = message
+    answers: list[list[Outcome]] = []
+    start = time.monotonic()
+    for block in blocks:
+        answers.append(calls(block, batch))
+        now = time.monotonic()
+        if now - start >= reply_every:
+            connection.send((now - start, answers))
+            answers, start = [], now
+    if answers:
+        connection.send((time.monotonic() - start, answers))
+
+
+def _leave_the_terminal() -> None:
+    """Ctrl-C is for the fit, which ends its workers itself; and a worker whose fit is gone has no reason to stay."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)
+    threading.Thread(target=_end_with_the_fit, daemon=True).start()
+
+
+def _end_with_the_fit() -> None:
+    fit = multiprocessing.parent_process()
+    if fit is not None:
+        fit.join()
+        _kill(os.getpid())
+        os._exit(1)
+
+
+def _limit_threads(limit_threads: bool) -> None:
+    if limit_threads and importlib.util.find_spec("threadpoolctl") is not None:
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(1)

@@ -1,0 +1,132 @@
+"""The calls of one step on their way: which are owed, how many travel together, and what becomes of those that were lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from qbvi.evaluate.calls import Outcome, Points, count, row, rows
+from qbvi.evaluate.failures import Failure
+
+__all__ = ["Ledger", "Loss", "Pace", "Settled", "Task", "chunked"]
+
+Settled = tuple[int, list[Outcome]]  # number of a block, and the outcomes at its points
+
+
+class Task(NamedTuple):
+    """One call: a block of points, or one row of a block that is repeated by itself."""
+
+    block: int
+    points: Points
+    place: int | None = None
+    losses: int = 0  # how often the worker died over it
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else can be to blame."""
+        return count(self.points) == 1
+
+
+class Loss(NamedTuple):
+    """Why a call gave no answer."""
+
+    kind: str  # "timeout" or "died"
+    message: str
+    seconds: float
+    worker: str
+
+    def at(self, point: Any) -> Outcome:
+        """Return the outcome at a point that was lost."""
+        return Outcome(np.nan, 0.0, Failure(point, self.kind, self.message, "", self.seconds, self.worker))
+
+
+class Ledger:
+    """What is still owed of a step.
+
+    Examples
+    --------
+    >>> ledger = Ledger([np.zeros((2, 3)), np.ones((1, 3))])
+    >>> first, second = ledger.tasks
+    >>> [number for number, outcomes in ledger.settle(second, [Outcome(-1.0, 0.0, None)])], ledger.open
+    ([1], 1)
+    >>> [task.place for task in ledger.one_by_one(first)]
+    [0, 1]
+    """
+
+    def __init__(self, blocks: Sequence[Points]) -> None:
+        self.tasks = [Task(j, block) for j, block in enumerate(blocks)]
+        self.open = len(blocks)
+        self._sizes = [count(block) for block in blocks]
+        self._parts: dict[int, dict[int, Outcome]] = {}
+
+    def settle(self, task: Task, outcomes: Sequence[Outcome]) -> list[Settled]:
+        """Enter an answer; return the block if it is complete with it."""
+        if task.place is None:
+            self.open -= 1
+            return [(task.block, list(outcomes))]
+        parts = self._parts.setdefault(task.block, {})
+        parts[task.place] = outcomes[0]
+        if len(parts) < self._sizes[task.block]:
+            return []
+        self.open -= 1
+        return [(task.block, [parts[i] for i in range(len(parts))])]
+
+    def fail(self, task: Task, loss: Loss) -> list[Settled]:
+        """Enter a call that will not be answered any more."""
+        return self.settle(task, [loss.at(row(task.points, i)) for i in range(count(task.points))])
+
+    def one_by_one(self, task: Task) -> list[Task]:
+        """Split a lost call into its points, so that only the culprit is lost with it."""
+        if task.is_alone:
+            return [task]
+        return [Task(task.block, rows(task.points, [i]), i) for i in range(count(task.points))]
+
+
+class Pace:
+    """How long a call takes, and how many of them to send at once for that.
+
+    Each message costs a ``round_trip``. Spreading T seconds of work over k workers takes about T / k + k round trips, least at k = sqrt(T / round
+    trip): quick functions are left to one worker, in one message. Slow ones travel alone, so that no worker waits for another.
+
+    Examples
+    --------
+    >>> pace = Pace(workers=4, round_trip=2e-4)
+    >>> pace.chunk_size(100)  # not known yet
+    1
+    >>> pace.add(calls=100, seconds=1e-4)
+    >>> pace.chunk_size(100)  # a microsecond each: all to one worker
+    100
+    >>> pace.add(calls=100, seconds=10.0)
+    >>> pace.chunk_size(100)
+    1
+    """
+
+    def __init__(self, workers: int, round_trip: float) -> None:
+        self.workers, self.round_trip = workers, round_trip
+        self._calls, self._seconds = 0, 0.0
+
+    def add(self, calls: int, seconds: float) -> None:
+        """Take note of calls made by a worker."""
+        self._calls += calls
+        self._seconds += seconds
+
+    def chunk_size(self, n: int) -> int:
+        """Number of calls, out of n, to send in one message."""
+        if not self._calls:
+            return 1
+        each = max(self._seconds / self._calls, 1e-9)
+        workers = min(self.workers, max(1, math.isqrt(int(n * each / self.round_trip))))
+        longest = max(1, round(_ROUND_TRIPS * self.round_trip / each)) if workers > 1 else n
+        rounds = math.ceil(n / (workers * longest))
+        return math.ceil(n / (workers * rounds))  # the same for each worker
+
+
+_ROUND_TRIPS = 25  # a message of so many costs 4 %
+
+
+def chunked(tasks: Sequence[Task], size: int) -> Iterable[list[Task]]:
+    """Cut a list into pieces of a size."""
+    return (list(tasks[i : i + size]) for i in range(0, len(tasks), size))

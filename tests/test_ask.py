@@ -1,0 +1,227 @@
+"""Ask and tell: the same fit to the last bit, in whatever order and portions the values come."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from numpy.testing import assert_array_equal
+
+import qbvi
+from test_checkpoint import assert_same
+
+PRIOR = {"beta": qbvi.Normal(0, 2, shape=2), "sigma": qbvi.HalfNormal(2)}
+QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(4), n_fresh=30)
+CASES = {
+    "automatic": {},
+    "qbvi": {"method": QUICK},
+    "paper": {"method": qbvi.paper(stop=qbvi.MaxIterations(3), n_samples=30)},
+    "diagonal": {"family": "diagonal"},
+    "budget": {"max_evals": 90},
+    "init": {"init": {"beta": np.ones(2), "sigma": 0.5}},
+}
+
+
+X = np.linspace(-1, 1, 30)
+Y = 1.5 + X + 0.7 * np.sin(40 * X)
+
+
+def density(point):
+    residual = Y - point["beta"][0] - point["beta"][1] * X
+    return float(-0.5 * np.sum(residual**2) / point["sigma"] ** 2 - len(X) * np.log(point["sigma"]))
+
+
+def finish(opt, function=density):
+    while not opt.done:
+        points = opt.ask()
+        opt.tell(points, [function(point) for point in points])
+    return opt.fit()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_as_fit_to_the_last_bit(case):
+    opt = qbvi.Ask(PRIOR, seed=5, **CASES[case])
+    assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5, **CASES[case]))
+    assert len(opt.ask()) == 0
+
+
+def test_points_look_like_what_a_function_gets():
+    seen = []
+
+    def function(points):
+        seen.append(points)
+        return -np.sum(points["beta"] ** 2, axis=1)
+
+    qbvi.fit(function, PRIOR, vectorized=True, seed=1)
+    points = qbvi.Ask(PRIOR, seed=1).ask()
+    for name in PRIOR:
+        assert_array_equal(points.values[name], seen[0][name])
+    assert_array_equal(points.ids, np.arange(len(points)))
+    unnamed = qbvi.Ask(qbvi.Normal(0, 1, shape=3), seed=1).ask()
+    assert unnamed.values.shape == (len(unnamed), 3)
+    assert_array_equal(np.stack(list(unnamed)), unnamed.values)
+    assert_array_equal(unnamed[2:4].values, unnamed.values[2:4])
+
+
+def test_any_order_partly_late_and_twice(rng):
+    opt = qbvi.Ask(PRIOR, seed=5, method=QUICK)
+    late = []
+    while not opt.done:
+        points = opt.ask()
+        some = points[rng.permutation(len(points))[: rng.integers(1, len(points) + 1)]]
+        assert opt.tell(some, [density(point) for point in some]) == len(some)
+        late.append(some)
+        again = late[rng.integers(len(late))]
+        assert opt.tell(again, np.zeros(len(again))) == 0  # the value told first counts
+    assert_same(opt.fit(), qbvi.fit(density, PRIOR, seed=5, method=QUICK))
+
+
+def test_digits_lost_in_a_text_file_do_not_matter(tmp_path):
+    opt = qbvi.Ask(PRIOR, seed=5, method=QUICK)
+    while not opt.done:
+        points = opt.ask()
+        jobs = [
+            {"id": int(i), "beta": [f"{b:.3f}" for b in point["beta"]]}
+            for i, point in zip(points.ids, points, strict=True)
+        ]
+        (tmp_path / "jobs").write_text("\n".join(map(json.dumps, jobs[::-1])))
+        values = {int(i): density(point) for i, point in zip(points.ids, points, strict=True)}
+        numbers = [json.loads(line)["id"] for line in (tmp_path / "jobs").read_text().splitlines()]
+        opt.tell(numbers, [values[number] for number in numbers])
+    assert_same(opt.fit(), qbvi.fit(density, PRIOR, seed=5, method=QUICK))
+
+
+@pytest.mark.parametrize("case", ["automatic", "paper"])
+def test_saved_and_loaded_between_any_two_values(tmp_path, case, rng):
+    opt = qbvi.Ask(PRIOR, seed=5, on_failure="exclude", **CASES[case])
+    failing = lambda point: None if point["beta"][0] > 2.5 else density(point)
+    while not opt.done:
+        points = opt.ask()
+        some = points[rng.permutation(len(points))[: rng.integers(1, 40)]]
+        opt.tell(some, [failing(point) for point in some])
+        opt.save(tmp_path / "ask.qbvi")
+        opt = qbvi.Ask.load(tmp_path / "ask.qbvi")
+    assert os.listdir(tmp_path) == ["ask.qbvi"]
+    whole = qbvi.Ask(PRIOR, seed=5, on_failure="exclude", **CASES[case])
+    assert_same(opt.fit(), finish(whole, failing))
+
+
+def test_a_finished_one_can_be_loaded(tmp_path):
+    opt = qbvi.Ask(PRIOR, seed=5)
+    result = finish(opt)
+    opt.save(tmp_path / "ask.qbvi")
+    again = qbvi.Ask.load(tmp_path / "ask.qbvi")
+    assert again.done
+    assert_same(again.fit(), result)
+
+
+def test_what_files_do_not_hold_is_given_again(tmp_path):
+    prior = qbvi.LogPrior(lambda x: -np.sum(x**2), shape=2)
+    function = lambda theta: -np.sum((theta - 1) ** 2)
+    opt = qbvi.Ask(prior, seed=5, on_failure=lambda failure: -1e3)
+    opt.tell(opt.ask(), [function(theta) for theta in opt.ask()])
+    opt.save(tmp_path / "ask.qbvi")
+    with pytest.raises(qbvi.CheckpointError, match="pass on_failure= to load"):
+        qbvi.Ask.load(tmp_path / "ask.qbvi")
+    again = qbvi.Ask.load(tmp_path / "ask.qbvi", prior=prior, on_failure="exclude")
+    assert_same(finish(again, function), qbvi.fit(function, prior, seed=5))
+
+
+def test_a_checkpoint_holds_what_was_told(tmp_path):
+    with qbvi.Ask(PRIOR, seed=5, checkpoint=tmp_path / "run") as opt:
+        for _ in range(2):
+            opt.tell(opt.ask(), [density(point) for point in opt.ask()])
+        some = opt.ask()[3:5]
+        opt.tell(some, [density(point) for point in some])
+        wanted = opt.ask().ids
+    with qbvi.Ask(PRIOR, seed=5, checkpoint=tmp_path / "run") as again:
+        assert_array_equal(again.ask().ids, wanted)
+        assert_same(finish(again), qbvi.fit(density, PRIOR, seed=5))
+    with pytest.raises(qbvi.CheckpointError, match="what differs: prior"):
+        qbvi.Ask({"beta": qbvi.Normal(0, 1)}, seed=5, checkpoint=tmp_path / "run")
+
+
+def test_a_checkpoint_of_fit_is_no_file_of_ask(tmp_path):
+    qbvi.fit(density, PRIOR, seed=5, checkpoint=tmp_path / "run")
+    with pytest.raises(qbvi.CheckpointError, match=r"do not fit together|was not written by Ask.save"):
+        qbvi.Ask.load(tmp_path / "run")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, None, ArithmeticError("no root")], ids=str)
+def test_failures_are_treated_as_fit_treats_them(value):
+    def function(point):
+        return value if point["beta"][0] > 2.2 else density(point)
+
+    def raising(point):
+        given = function(point)
+        if given is None or isinstance(given, Exception):
+            raise given or ValueError
+        return given
+
+    for policy in (
+        "exclude",
+        "floor",
+        lambda failure: -200.0,
+        {"nan": "floor", "+inf": "exclude", "-inf": "exclude", "exception": "floor"},
+    ):
+        options = {"seed": 5, "method": QUICK, "on_failure": policy}
+        mine, its = finish(qbvi.Ask(PRIOR, **options), function), qbvi.fit(raising, PRIOR, **options)
+        assert_same(mine, its)
+        assert mine.n_failed > 0
+        for one, other in zip(mine.failures, its.failures, strict=True):
+            assert one.kind == other.kind
+            assert_array_equal(one.parameters["beta"], other.parameters["beta"])
+
+
+def test_a_value_that_raises_is_refused_and_may_be_told_again():
+    opt = qbvi.Ask(PRIOR, seed=5)
+    points = opt.ask()
+    with pytest.raises(qbvi.EvaluationError, match=r"point 1 was told .*nan"):
+        opt.tell(points, [0.0, np.nan, *[1.0] * (len(points) - 2)])
+    assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5))
+
+
+@pytest.mark.parametrize("number", [-1, 10**6, 0.5, "one"])
+def test_points_that_nobody_asked_for(number):
+    opt = qbvi.Ask(PRIOR, seed=5)
+    with pytest.raises(
+        ValueError, match=r"`points` must be such as `ask` gave, got number .*; the last one given was \d+"
+    ):
+        opt.tell([number], [1.0])
+
+
+def test_numbers_of_values_and_points_must_agree():
+    opt = qbvi.Ask(PRIOR, seed=5)
+    for values in ([1.0, 2.0], 3.0, None):
+        with pytest.raises(ValueError, match=r"`values` must be one for each of the \d+ points"):
+            opt.tell(opt.ask(), values)
+    with pytest.raises(ValueError, match="must return one number"):
+        opt.tell(0, [np.ones(2)])
+    assert opt.ask().ids[0] == 0
+
+
+def test_the_noise_is_told_too():
+    prior = qbvi.Normal(0, 1, shape=2)
+    opt = qbvi.Ask(prior, seed=5, max_evals=300)
+    while not opt.done:
+        points = opt.ask()
+        opt.tell(points, -np.sum(points.values**2, axis=1), noise_sd=0.1)
+    whole = qbvi.fit(lambda x: (-np.sum(x**2), 0.1), prior, seed=5, max_evals=300)
+    assert_same(opt.fit(), whole)
+    assert "noisy" in opt.fit().notes[0]
+
+
+def test_the_fit_so_far():
+    opt = qbvi.Ask(PRIOR, seed=5)
+    with pytest.raises(RuntimeError, match=r"tell the values of the first \d+ points"):
+        opt.fit()
+    opt.tell(opt.ask(), [density(point) for point in opt.ask()])
+    assert not opt.fit().converged
+    assert opt.fit().stop_reason == "the fit is not finished: values are still wanted"
+
+
+def test_a_step_out_of_the_domain_ends_it():
+    opt = qbvi.Ask(qbvi.Normal(0, 1, shape=2), seed=1, method=qbvi.QBVI(step="plain", learning_rate=5.0, n_samples=10))
+    with pytest.raises(qbvi.DomainError):
+        finish(opt, lambda theta: float(np.sum(theta**2)))
+    assert opt.done
