@@ -7,6 +7,7 @@
 True
 """
 
+from qbvi import baselines
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.distributions import (
@@ -87,7 +88,9 @@ __all__ = [
     "StudentT",
     "Transformed",
     "Uniform",
+    "baselines",
     "fit",
     "load",
+    "models",
     "paper",
 ]

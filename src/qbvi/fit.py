@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qbvi.algorithm import QBVI, Algorithm, paper
+from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.evaluate import Batches, BlackBox
 from qbvi.families import DiagonalGaussian, Family, Gaussian, Product
 from qbvi.model import Model
@@ -57,7 +58,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     vectorized
         The function takes points stacked along a first axis and returns one number for each.
     method
-        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression`, and
+        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, or a method to compare with
+        (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression`, and
         `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
         The posterior's covariance: ``"full"``, ``"diagonal"``, or groups of parameters (names, or column numbers where they
@@ -105,7 +107,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     if n_starts < 1:
         msg = f"`n_starts` must be at least 1, got {n_starts}"
         raise ValueError(msg)
-    algorithm = _method(method, model.dim, batches, tol)
+    algorithm = _method(method, model, batches, tol)
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
 
     def run(start: Any, own_seed: int) -> Fit:
@@ -154,13 +156,15 @@ def _columns(member: str | int, model: Model) -> list[int]:
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
-def _method(method: str | Algorithm, d: int, batches: Batches | None, tol: float) -> Algorithm:
-    many = d > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+def _method(method: str | Algorithm, model: Model, batches: Batches | None, tol: float) -> Algorithm:
+    many = model.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
         raise TypeError(msg)
     table: dict[str, Any] = {"auto": many_dimensional() if many else Regression(tol=tol), "paper": paper()}
-    return pick("method", method, table)  # type: ignore[no-any-return]
+    chosen: Any = pick("method", method, table | {"bbvi": BBVI(), "cgvb": CGVB(), "mgvb": MGVB()})
+    adapted: Any = chosen.for_model(model) if isinstance(chosen, CGVB) else chosen
+    return adapted  # type: ignore[no-any-return]
 
 
 def many_dimensional() -> QBVI:
