@@ -7,7 +7,7 @@
 True
 """
 
-from qbvi import baselines
+from qbvi import baselines, models
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.distributions import (
