@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 _STEP = 1e-4  # of first differences, in standard deviations of the prior and later of the estimate
 _WIDE_STEP = 0.02  # of second differences, in standard deviations of the estimate
 _SETTLED = 1e-6  # nats that a Newton step may still gain at the end
+_LEAST_FALL = 0.01  # nats that one standard error to any side must cost
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -178,7 +179,17 @@ def _settled(climb: _Climb, u: Floats, scale: Floats) -> _Peak:
         u = u + root @ slope * min(1.0, 1.0 / max(float(np.linalg.norm(slope)), 1e-300))
         if gain < _SETTLED * 1e-6:
             break
+    # One standard error to any side costs half a nat where the likelihood is a parabola; on a slope without an end, nothing.
+    around = climb(np.concatenate([u[None], u + root.T, u - root.T]))
+    if np.max(around[1:]) > around[0] - _LEAST_FALL:
+        raise ValueError(_NO_MAXIMUM)
     return _Peak(u, root, gain < _SETTLED)
+
+
+_NO_MAXIMUM = (
+    "the likelihood has no maximum with a definite curvature near the point reached: a parameter is not identified, or the likelihood grows "
+    "for ever (as with perfectly separated classes); start elsewhere with `init`, or fit with a prior by qbvi.fit"
+)
 
 
 def _whitening(root: Floats, hessian: Floats) -> Floats:
@@ -186,11 +197,7 @@ def _whitening(root: Floats, hessian: Floats) -> Floats:
     information = -hessian
     values = np.linalg.eigvalsh(information)
     if not np.all(np.isfinite(values)) or values.min() <= 1e-10 * max(values.max(), 1e-300):
-        msg = (
-            "the likelihood has no maximum with a definite curvature near the point reached: a parameter is not identified, or it grows without bound "
-            "(as with perfectly separated classes); start elsewhere with `init`, or fit with a prior by qbvi.fit"
-        )
-        raise ValueError(msg)
+        raise ValueError(_NO_MAXIMUM)
     factor = np.linalg.cholesky(information)
     return np.asarray(root @ solve_triangular(factor, np.eye(len(factor)), lower=True, trans="T"))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,8 @@ class StatisticalModel(ABC):
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
         """The maximum of the likelihood with its asymptotic covariance."""
-        return maximum_likelihood(self.log_likelihood, self.prior, vectorized=True, init=init)
+        found = maximum_likelihood(self.log_likelihood, self.prior, vectorized=True, init=init)
+        return replace(found, labels=self.names)
 
     def __repr__(self) -> str:
         rows = len(self.data[0])

@@ -63,13 +63,13 @@ class GARCH(StatisticalModel):
 
     @property
     def prior(self) -> Transformed:
-        """Independent normals of variance 5 for the three psi, around a tenth of the returns' variance for omega, and 2 for the others."""
-        low = logit(min(0.1 * float(np.mean(self.returns**2)), 0.5))
-        return self.normal_prior(5**0.5, centre=(float(low), 2.0, 2.0))
+        """Independent normals for the three psi: omega about a tenth of the returns' variance, alpha + beta and beta's share of it about 0.88."""
+        omega = float(logit(min(0.1 * float(np.mean(self.returns**2)), 0.5)))
+        return Transformed(Normal(np.array([omega, 2.0, 2.0]), np.array([2.0, 1.5, 1.5])), _STATIONARY)
 
-    def normal_prior(self, scale: float, centre: tuple[float, float, float] = (0.0, 0.0, 0.0)) -> Transformed:
-        """Independent normals for the three psi; ``normal_prior(5**0.5)`` is the paper's."""
-        return Transformed(Normal(np.array(centre), scale, shape=3), _STATIONARY)
+    def normal_prior(self, scale: float) -> Transformed:
+        """Independent normals around zero for the three psi; ``normal_prior(5**0.5)`` is the paper's."""
+        return Transformed(Normal(0.0, scale, shape=3), _STATIONARY)
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -99,14 +99,14 @@ class GARCH(StatisticalModel):
         return super().fit(prior, **options)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict variances one step ahead: of the next return, or of later returns that are given.
+        """Predict variances one step ahead: of the returns of the data, or of later ones.
 
         Parameters
         ----------
         posterior, n_draws, seed
             As in the other models.
         X_new
-            Returns that follow the series, each of which is predicted from those before it. None for the next one alone.
+            Returns that follow the series, each of which is predicted from those before it.
 
         Returns
         -------
@@ -114,11 +114,14 @@ class GARCH(StatisticalModel):
             ``mean`` and ``expected`` are of the variance; ``outcomes`` are returns.
         """
         flat = self._draws(posterior, n_draws, seed)
-        later = np.empty(0) if X_new is None else as_series(X_new, 1, argument="X_new")
-        variance = self._variances(flat, np.concatenate([self.returns, later]))
-        variance = variance[:, len(self.returns) :] if X_new is None else variance[:, len(self.returns) : -1]
-        rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
-        return Prediction(variance.mean(axis=0), variance, np.sqrt(variance) * rng.standard_normal(variance.shape))
+        if X_new is None:
+            return _prediction(self._variances(flat, self.returns)[:, :-1], seed)
+        both = np.concatenate([self.returns, as_series(X_new, 1, argument="X_new")])
+        return _prediction(self._variances(flat, both)[:, len(self.returns) : -1], seed)
+
+    def forecast(self, posterior: Any, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict the variance of the return after the last."""
+        return _prediction(self._variances(self._draws(posterior, n_draws, seed), self.returns)[:, -1:], seed)
 
     def _variances(self, flat: Floats, returns: Floats) -> Floats:
         omega, alpha, beta = flat.T
@@ -152,6 +155,11 @@ def recursion(inputs: Floats, decay: Floats) -> Floats:
     for i in range(1, blocks):
         x[i] += powers * x[i - 1, -1]
     return padded[:T]
+
+
+def _prediction(variance: Floats, seed: int) -> Prediction:
+    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+    return Prediction(variance.mean(axis=0), variance, np.sqrt(variance) * rng.standard_normal(variance.shape))
 
 
 def _forward(psi: Floats) -> Floats:

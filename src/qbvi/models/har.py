@@ -39,7 +39,7 @@ class HAR(Linear):
     >>> model = qbvi.models.HAR(volatility)
     >>> model
     HAR(78 rows; parameters intercept, daily, weekly, monthly, sigma2)
-    >>> model.predict(model.maximum_likelihood()).mean.shape  # the day after the last
+    >>> model.forecast(model.maximum_likelihood()).mean.shape  # the day after the last
     (1,)
     """
 
@@ -52,19 +52,24 @@ class HAR(Linear):
         super().__init__(columns, target)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict, one day ahead and on the scale of the regression, the day after the series or the days of a series that goes on from it.
+        """Predict one day ahead, on the scale of the regression: the days of the data, or later ones.
 
         Parameters
         ----------
         posterior, n_draws, seed
             As in the other models.
         X_new
-            Volatility of the days that follow: each is predicted from the days before it. None for the next day alone.
+            Volatility of the days that follow the series, each of which is predicted from the days before it.
         """
-        later = np.empty(0) if X_new is None else self._checked(X_new, 1)
-        series = np.concatenate([self.volatility[-max(_SPANS.values()) :], later])
-        averages = _averages(series, self.log)
-        return super().predict(posterior, averages if X_new is None else averages[:-1], n_draws=n_draws, seed=seed)
+        averages = None if X_new is None else self._averages_after(self._checked(X_new, 1))[:-1]
+        return super().predict(posterior, averages, n_draws=n_draws, seed=seed)
+
+    def forecast(self, posterior: Any, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict the day after the last, on the scale of the regression."""
+        return super().predict(posterior, self._averages_after(np.empty(0)), n_draws=n_draws, seed=seed)
+
+    def _averages_after(self, later: Floats) -> Floats:
+        return _averages(np.concatenate([self.volatility[-max(_SPANS.values()) :], later]), self.log)
 
     def _checked(self, volatility: Any, least: int) -> Floats:
         series = as_series(volatility, least, argument="volatility")

@@ -60,8 +60,8 @@ class Linear(LinearPredictor):
         return self.design, self.y
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
-        """Independent normals for the coefficients; for the variance an inverse gamma worth six rows, with half the target's variance as its mean."""
-        return super().normal_prior(scale) | {"sigma2": InverseGamma(3.0, float(self.y.var()))}
+        """Independent normals for the coefficients; for the variance an inverse gamma worth two rows whose noise has a twentieth of the target's variance."""
+        return super().normal_prior(scale) | {"sigma2": InverseGamma(1.0, 0.05 * float(self.y.var()))}
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log normal densities, given the target and the variance (S, 1)."""

@@ -98,7 +98,9 @@ class Network(StatisticalModel):
             unit = 1.0 if self._classifies or not is_output else float(self.y.std())
             scale = unit * (2.0 / shape[0] ** 0.5 if name[0] == "W" else 1.0)
             centre = float(self.y.mean()) if name == f"b{last[1:]}" and not self._classifies else 0.0
-            priors[name] = InverseGamma(3.0, float(self.y.var())) if name == "sigma2" else Normal(centre, scale, shape)
+            priors[name] = (
+                InverseGamma(1.0, 0.05 * float(self.y.var())) if name == "sigma2" else Normal(centre, scale, shape)
+            )
         return priors
 
     @property
