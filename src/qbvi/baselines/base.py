@@ -14,7 +14,7 @@ from qbvi.algorithm import RULES, Info
 from qbvi.arrays import Array
 from qbvi.naming import pick
 from qbvi.stopping import Rule
-from qbvi.updates import Chain, LearningRate, Update
+from qbvi.updates import LearningRate, Update
 
 __all__ = ["Baseline", "Step", "describe"]
 
@@ -60,9 +60,6 @@ class Baseline:
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations to start from, given those of the prior."""
         return scale if self.initial_sd is None else np.full_like(scale, self.initial_sd)
-
-    def _chain(self, *scalings: Update) -> Chain:
-        return Chain((*self.updates, *scalings, self.learning_rate))  # type: ignore[arg-type]
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
-from qbvi.baselines.base import Baseline, Step, describe
+from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
-from qbvi.baselines.scalings import AdaGrad, RMSProp
 from qbvi.families.base import Family
-from qbvi.naming import pick
-from qbvi.updates import Update, Where
 
-__all__ = ["BBVI", "EuclideanState", "climbed"]
+__all__ = ["BBVI"]
 
 Floats = NDArray[np.float64]
 
-SCALINGS: dict[str, Update | None] = {"adagrad": AdaGrad(), "rmsprop": RMSProp(), "none": None}
-
-
-class EuclideanState(NamedTuple):
-    """What the next step needs."""
-
-    q: Array
-    t: int
-    x: Floats  # coordinates of q
-    carry: Any  # of the updates
-
 
 @dataclass(frozen=True)
-class BBVI(Baseline):
+class BBVI(Euclidean):
     r"""Black-box variational inference: gradients from values alone, as in QBVI, but Euclidean ones.
 
     For the coordinates ``x`` of q, mean and Cholesky factor with a log diagonal (mean and log standard deviations where the
@@ -64,16 +49,7 @@ class BBVI(Baseline):
     True
     """
 
-    scaling: Update | str | None = "adagrad"
     control_variate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._set("scaling", pick("scaling", self.scaling, SCALINGS))
-
-    def init(self, family: Family, q: Array) -> EuclideanState:
-        """State before the first step, from a starting member of the family."""
-        return begin(self, family, q)
 
     def ask(self, family: Family, state: EuclideanState, rng: np.random.Generator) -> Array:
         """Independent draws from q: (n, d)."""
@@ -85,37 +61,13 @@ class BBVI(Baseline):
         """Climb along the estimated gradient."""
         h = family.residual(state.q, theta, values.log_joint)
         gradient = self.gradient(family, state.x, theta, h)
-        return climbed(self, family, state, gradient, h)
+        return self.climb(family, state, gradient, h)
 
     def gradient(self, family: Family, x: Floats, theta: Floats, h: Floats) -> Floats:
         """Estimate the gradient of the bound by ``x`` from residuals ``h`` (n,) at draws ``theta`` (n, d): (size,)."""
         score = FactorCoordinates(family).score(x, theta)
         baseline = _without_own_draw(score, h) if self.control_variate else 0.0
         return np.asarray(np.mean(score * (h[:, None] - baseline), axis=0))
-
-    @property
-    def chain(self) -> Update:
-        """What becomes of a gradient before it is added."""
-        return self._chain(*(() if self.scaling is None else (self.scaling,)))
-
-
-def begin(method: Any, family: Family, q: Array) -> EuclideanState:
-    """The state before the first step of a method in Euclidean coordinates."""
-    coordinates = FactorCoordinates(family)
-    x = coordinates.coordinates(q)
-    return EuclideanState(coordinates.member(x), 0, x, method.chain.init(x))
-
-
-def climbed(
-    method: Any, family: Family, state: EuclideanState, gradient: Floats, h: Floats
-) -> tuple[EuclideanState, Info]:
-    """One step of gradient ascent; it is refused where it is not finite."""
-    update, carry = method.chain(gradient, state.carry, Where(family, state.q, state.t))
-    x = state.x + update
-    q = FactorCoordinates(family).member(x) if np.all(np.isfinite(x)) else state.q
-    taken = bool(np.all(np.isfinite(q)) and np.all(family.sd(q) > 0) and np.all(np.isfinite(x)))
-    moved = state._replace(q=q, x=x, carry=carry) if taken else state
-    return moved._replace(t=state.t + 1), describe(h, Step(gradient, update, taken))
 
 
 def _without_own_draw(score: Floats, h: Floats) -> Floats:

@@ -12,12 +12,10 @@ from scipy.linalg import solve_triangular
 
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array, to_numpy
-from qbvi.baselines.base import Baseline
-from qbvi.baselines.bbvi import SCALINGS, EuclideanState, begin, climbed
+from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.families.base import Family
 from qbvi.model import Model
-from qbvi.naming import pick
 from qbvi.updates import LearningRate, Update
 
 __all__ = ["CGVB", "jax_gradient"]
@@ -30,7 +28,7 @@ _RATE = LearningRate(0.02, decay_after=200)
 
 
 @dataclass(frozen=True)
-class CGVB(Baseline):
+class CGVB(Euclidean):
     r"""Cholesky Gaussian variational Bayes: the reparametrisation trick, which needs the model's gradient.
 
     With :math:`\theta = \mu + L z` and :math:`h = \log p(y, \theta) - \log q(\theta)`:
@@ -51,6 +49,8 @@ class CGVB(Baseline):
         Step of the central differences, in standard deviations of q.
     scaling
         As in `qbvi.baselines.BBVI`.
+    model
+        The parameters that a given gradient is for; `qbvi.fit` sets it.
 
     Notes
     -----
@@ -76,7 +76,6 @@ class CGVB(Baseline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("scaling", pick("scaling", self.scaling, SCALINGS))
         if self.gradient is not None and not callable(self.gradient):
             msg = f"`gradient` must be a function or None for central differences, got {self.gradient!r}"
             raise TypeError(msg)
@@ -93,10 +92,6 @@ class CGVB(Baseline):
         if self.gradient is None:
             return ("gradients are central differences: their evaluations are among those counted",)
         return (f"{state.t * self.n_samples:,} gradients were taken besides the evaluations",)
-
-    def init(self, family: Family, q: Array) -> EuclideanState:
-        """State before the first step, from a starting member of the family."""
-        return begin(self, family, q)
 
     def ask(self, family: Family, state: EuclideanState, rng: np.random.Generator) -> Array:
         """Independent draws from q and, for differences, their neighbours on both sides: (n, d) or (n + 2 d n, d)."""
@@ -116,12 +111,7 @@ class CGVB(Baseline):
         draws = theta[: self.n_samples]
         h = family.residual(state.q, draws, values.log_joint[: self.n_samples])
         slopes = self._differences(family, values) if self.gradient is None else self._given(family, state, draws)
-        return climbed(self, family, state, path_gradient(family, state.x, draws, slopes), h)
-
-    @property
-    def chain(self) -> Update:
-        """What becomes of a gradient before it is added."""
-        return self._chain(*(() if self.scaling is None else (self.scaling,)))
+        return self.climb(family, state, path_gradient(family, state.x, draws, slopes), h)
 
     def _differences(self, family: Family, values: Values) -> Floats:
         """Gradients of the log joint in whitened coordinates (n, d); NaN where a value is missing."""

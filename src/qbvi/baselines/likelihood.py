@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
 from qbvi.arrays import to_numpy
+from qbvi.baselines.tables import first, side_by_side, table
 from qbvi.evaluate import BlackBox
 from qbvi.model import Model
 
@@ -57,16 +58,10 @@ class MaximumLikelihood:
     converged: bool
     n_evals: int
     unconstrained: tuple[Floats, Floats]
-    _flat: Floats = field(default_factory=lambda: np.empty(0))
 
     def __repr__(self) -> str:
-        width = max(9, *(len(label) for label in self.labels))
         head = f"Maximum likelihood: {self.log_likelihood:.3f}{'' if self.converged else ', not converged'}"
-        rows = [
-            f"{label:>{width}}  {value:>10.4g}  {error:>10.4g}"
-            for label, value, error in zip(self.labels, self._flat, np.sqrt(np.diag(self.cov)), strict=True)
-        ]
-        return "\n".join([head, f"{'':>{width}}  {'estimate':>10}  {'std. error':>10}", *rows])
+        return table(head, self.labels, {"estimate": side_by_side(self.estimate), "std. error": side_by_side(self.sd)})
 
 
 def maximum_likelihood(
@@ -108,15 +103,14 @@ def maximum_likelihood(
     values = model.constrain(peak.u[None])
     errors = model.unflatten(np.sqrt(np.diag(cov))[None])
     return MaximumLikelihood(
-        estimate=_first(values),
-        sd=_first(errors),
+        estimate=first(values),
+        sd=first(errors),
         cov=cov,
         log_likelihood=float(climb(peak.u[None])[0]),
         labels=tuple(model.labels),
         converged=peak.is_maximum,
         n_evals=climb.black_box.n_evals,
         unconstrained=(peak.u, cov_u),
-        _flat=to_numpy(model.flatten(values))[0],
     )
 
 
@@ -207,7 +201,3 @@ def _jacobian(model: Model, u: Floats) -> Floats:
     aside = 1e-6 * np.eye(model.dim)
     ahead, behind = (to_numpy(model.flatten(model.constrain(u + side * aside))) for side in (1, -1))
     return (ahead - behind).T / 2e-6
-
-
-def _first(values: Any) -> Any:
-    return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]

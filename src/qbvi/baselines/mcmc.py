@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import to_numpy
+from qbvi.baselines.tables import first, side_by_side, table
 from qbvi.evaluate import BlackBox
 from qbvi.model import Model
 
@@ -50,16 +51,11 @@ class Chains:
     rhat: Floats
     n_evals: int
     seed: int | None
-    _moments: Floats = field(default_factory=lambda: np.empty((2, 0)))
 
     def __repr__(self) -> str:
-        width = max(9, *(len(label) for label in self.labels))
         head = f"MCMC: {self.n_evals:,} evaluations, {self.acceptance:.0%} of the proposals accepted"
-        rows = [
-            f"{label:>{width}}  {mean:>10.4g}  {sd:>10.4g}  {ess:>8.0f}  {rhat:>6.3f}"
-            for label, mean, sd, ess, rhat in zip(self.labels, *self._moments, self.ess, self.rhat, strict=True)
-        ]
-        return "\n".join([head, f"{'':>{width}}  {'mean':>10}  {'sd':>10}  {'ess':>8}  {'r-hat':>6}", *rows])
+        moments = {"mean": side_by_side(self.mean), "sd": side_by_side(self.sd)}
+        return table(head, self.labels, moments | {"ess": self.ess, "r-hat": self.rhat})
 
 
 def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
@@ -133,15 +129,14 @@ def _chains(model: Model, sampler: Any, n_evals: int, seed: int | None) -> Chain
     by_walker = flat.reshape(*u.shape[:2], -1)
     return Chains(
         draws=draws,
-        mean=_first(model.unflatten(moments[:1])),
-        sd=_first(model.unflatten(moments[1:])),
+        mean=first(model.unflatten(moments[:1])),
+        sd=first(model.unflatten(moments[1:])),
         labels=tuple(model.labels),
         acceptance=float(np.mean(sampler.acceptance_fraction)),
         ess=np.asarray(stats.ess(by_walker, chain_axis=0, draw_axis=1)),
         rhat=np.asarray(stats.rhat(by_walker, chain_axis=0, draw_axis=1)),
         n_evals=n_evals,
         seed=seed,
-        _moments=moments,
     )
 
 
@@ -176,7 +171,3 @@ def _array_stats() -> Any:
     from arviz_stats.base import array_stats
 
     return array_stats
-
-
-def _first(values: Any) -> Any:
-    return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]

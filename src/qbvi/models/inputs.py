@@ -15,6 +15,7 @@ __all__ = [
     "as_columns",
     "as_series",
     "as_target",
+    "as_varying_target",
     "drawn_classes",
     "matching_columns",
     "refuse",
@@ -59,6 +60,15 @@ def as_target(y: Any, n: int, *, argument: str = "y") -> Floats:
     values = _numbers(argument, y)
     if values.shape != (n,):
         msg = f"`{argument}` must have shape ({n},), one number for each row of `X`, got {values.shape}"
+        raise ValueError(msg)
+    return values
+
+
+def as_varying_target(y: Any, n: int) -> Floats:
+    """A target of a regression, which must not be the same in every row."""
+    values = as_target(y, n)
+    if np.ptp(values) == 0:
+        msg = f"`y` must vary, got {values[0]:g} in every row"
         raise ValueError(msg)
     return values
 

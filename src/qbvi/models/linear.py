@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.distributions import InverseGamma
-from qbvi.models.inputs import as_target
+from qbvi.models.inputs import as_varying_target
 from qbvi.models.predictor import LinearPredictor
 
 __all__ = ["Linear"]
@@ -48,10 +48,7 @@ class Linear(LinearPredictor):
         if "sigma2" in self.coefficients:
             msg = "`X` has a column named 'sigma2', the name of the noise variance: rename it"
             raise ValueError(msg)
-        self.y = as_target(y, len(self.design))
-        if np.ptp(self.y) == 0:
-            msg = f"`y` must vary, got {self.y[0]:g} in every row"
-            raise ValueError(msg)
+        self.y = as_varying_target(y, len(self.design))
         self.names = (*self.coefficients, "sigma2")
 
     @property

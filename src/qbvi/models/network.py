@@ -13,7 +13,7 @@ from scipy.special import expit, log_softmax, softmax
 from qbvi.baselines import MaximumLikelihood
 from qbvi.distributions import InverseGamma, Normal
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import as_classes, as_columns, as_target, drawn_classes, matching_columns
+from qbvi.models.inputs import as_classes, as_columns, as_varying_target, drawn_classes, matching_columns
 from qbvi.naming import pick
 
 __all__ = ["Network"]
@@ -79,7 +79,7 @@ class Network(StatisticalModel):
         self._centre, self._unit = columns.values.mean(axis=0), np.where(sd > 0, sd, 1.0)
         self._inputs = self._standardised(columns.values)
         n = len(self._inputs)
-        self.classes, self.y = as_classes(y, n) if self._classifies else ((), as_target(y, n))
+        self.classes, self.y = as_classes(y, n) if self._classifies else ((), as_varying_target(y, n))
         self._shapes = self._layout()
         self.names = tuple(label for name, shape in self._shapes.items() for label in _labels(name, shape))
 
@@ -92,16 +92,13 @@ class Network(StatisticalModel):
     def prior(self) -> dict[str, Any]:
         """Normals that keep outputs of every layer at the scale of a few units; for a regression, in the units of the target."""
         priors: dict[str, Any] = {}
-        last = f"W{len(self.hidden) + 1}"
-        for name, shape in self._shapes.items():
-            is_output = name[1:] == last[1:]
-            unit = 1.0 if self._classifies or not is_output else float(self.y.std())
-            scale = unit * (2.0 / shape[0] ** 0.5 if name[0] == "W" else 1.0)
-            centre = float(self.y.mean()) if name == f"b{last[1:]}" and not self._classifies else 0.0
-            priors[name] = (
-                InverseGamma(1.0, 0.05 * float(self.y.var())) if name == "sigma2" else Normal(centre, scale, shape)
-            )
-        return priors
+        last = len(self.hidden) + 1
+        for layer in range(1, last + 1):
+            centre, unit = self._scale_of_target() if layer == last else (0.0, 1.0)
+            weights, biases = self._shapes[f"W{layer}"], self._shapes[f"b{layer}"]
+            priors[f"W{layer}"] = Normal(0.0, 2.0 * unit / weights[0] ** 0.5, shape=weights)
+            priors[f"b{layer}"] = Normal(centre, unit, shape=biases)
+        return priors if self._classifies else priors | {"sigma2": InverseGamma(1.0, 0.05 * float(self.y.var()))}
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -142,6 +139,9 @@ class Network(StatisticalModel):
     @property
     def _classifies(self) -> bool:
         return bool(self.task == "classification")
+
+    def _scale_of_target(self) -> tuple[float, float]:
+        return (0.0, 1.0) if self._classifies else (float(self.y.mean()), float(self.y.std()))
 
     def _layout(self) -> dict[str, tuple[int, ...]]:
         outputs = len(self.classes) - 1 if self._classifies else 1
