@@ -136,10 +136,11 @@ def path_gradient(family: Family, x: Floats, theta: Floats, slopes: Floats) -> F
     coordinates = FactorCoordinates(family)
     mu, L = coordinates.open(x)
     known = np.all(np.isfinite(slopes), axis=1)
+    if not known.any():
+        return np.full(coordinates.size, np.nan)
     z = solve_triangular(L, (theta[known] - mu).T, lower=True).T
     by_theta = solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T  # grad h = grad log p + L^-T z
-    n = max(1, int(known.sum()))
-    return coordinates.gradient(x, by_theta.sum(axis=0) / n, by_theta.T @ z / n)
+    return coordinates.gradient(x, by_theta.mean(axis=0), by_theta.T @ z / len(z))
 
 
 def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:

@@ -53,8 +53,9 @@ class Euclidean(Baseline):
         """One step of gradient ascent; it is refused where it is not finite."""
         update, carry = self._updates(gradient, state.carry, Where(family, state.q, state.t))
         x = state.x + update
-        q = FactorCoordinates(family).member(x) if np.all(np.isfinite(x)) else state.q
-        taken = bool(np.all(np.isfinite(x)) and np.all(np.isfinite(q)) and np.all(family.sd(q) > 0))
+        finite = bool(np.isfinite(gradient @ gradient) and np.all(np.isfinite(x)))  # the scalings remember squares
+        q = FactorCoordinates(family).member(x) if finite else state.q
+        taken = bool(finite and np.all(np.isfinite(q)) and np.all(family.sd(q) > 0))
         moved = state._replace(q=q, x=x, carry=carry) if taken else state
         return moved._replace(t=state.t + 1), describe(h, Step(gradient, update, taken))
 

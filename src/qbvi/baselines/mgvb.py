@@ -98,6 +98,8 @@ class MGVB(Baseline):
         """Move the mean along its natural gradient, and the covariance along the retraction."""
         h = np.asarray(family.residual(state.q, theta, values.log_joint))
         natural, coefficients = natural_gradient(family, state, theta, h)
+        if not np.isfinite(natural.flat @ natural.flat):
+            return state, describe(h, Step(natural.flat, np.zeros_like(natural.flat), taken=False))
         state = state._replace(t=state.t + 1, coefficients=coefficients)
         if state.t == 1:  # without control variates this gradient would be mostly noise
             return state, describe(h, Step(natural.flat, np.zeros_like(natural.flat), taken=True))
