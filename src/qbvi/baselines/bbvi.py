@@ -36,14 +36,15 @@ class BBVI(Euclidean):
     n_samples, updates, learning_rate, stop, window, keep, initial_sd, n_fresh
         As in `qbvi.QBVI`; here they act on Euclidean gradients.
     scaling
-        A step size for every coordinate: ``"adagrad"`` (the article's), ``"rmsprop"``, ``"none"``, or a `qbvi.baselines.RMSProp` of your own.
+        A step size for every coordinate: ``"rmsprop"``, ``"adagrad"`` (the article's, which needs larger rates such as 0.1 and did not settle in
+        25 dimensions with full covariance), ``"none"``, or a `qbvi.baselines.RMSProp` of your own.
     control_variate
         False for the naive estimator.
 
     Examples
     --------
     >>> import numpy as np, qbvi
-    >>> method = qbvi.baselines.BBVI(n_samples=50, stop=qbvi.MaxIterations(200))
+    >>> method = qbvi.baselines.BBVI(n_samples=50, scaling="adagrad", learning_rate=0.1, stop=qbvi.MaxIterations(200))
     >>> fit = qbvi.fit(lambda x: -((x - 1) ** 2).sum(), qbvi.Flat(shape=2), method=method, seed=1)
     >>> bool(np.all(np.abs(fit.mean - 1) < 0.1))
     True

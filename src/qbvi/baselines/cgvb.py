@@ -16,7 +16,7 @@ from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.families.base import Family
 from qbvi.model import Model
-from qbvi.updates import LearningRate, Update
+from qbvi.updates import LearningRate
 
 __all__ = ["CGVB", "jax_gradient"]
 
@@ -68,7 +68,6 @@ class CGVB(Euclidean):
     n_samples: int = 10
     learning_rate: float | LearningRate = _RATE
     keep: str = "last"
-    scaling: Update | str | None = "rmsprop"
     gradient: Gradient | None = None
     vectorized: bool = False
     difference: float = 1e-3

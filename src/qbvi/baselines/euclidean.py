@@ -15,11 +15,13 @@ from qbvi.baselines.factor import FactorCoordinates
 from qbvi.baselines.scalings import AdaGrad, RMSProp
 from qbvi.families.base import Family
 from qbvi.naming import pick
-from qbvi.updates import Chain, Update, Where
+from qbvi.updates import Chain, LearningRate, Update, Where
 
 __all__ = ["Euclidean", "EuclideanState"]
 
 Floats = NDArray[np.float64]
+
+_RATE = LearningRate(0.01, decay_after=300)
 
 SCALINGS: dict[str, Update | None] = {"adagrad": AdaGrad(), "rmsprop": RMSProp(), "none": None}
 
@@ -37,7 +39,8 @@ class EuclideanState(NamedTuple):
 class Euclidean(Baseline):
     """A method that adds gradients, scaled coordinate by coordinate, to mean and Cholesky factor."""
 
-    scaling: Update | str | None = "adagrad"
+    learning_rate: float | LearningRate = _RATE
+    scaling: Update | str | None = "rmsprop"
 
     def __post_init__(self) -> None:
         super().__post_init__()

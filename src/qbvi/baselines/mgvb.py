@@ -21,7 +21,7 @@ __all__ = ["MGVB"]
 Floats = NDArray[np.float64]
 
 
-_RATE = LearningRate(0.02, decay_after=400)
+_RATE = LearningRate(0.01, decay_after=800)
 
 
 class ManifoldState(NamedTuple):

@@ -62,7 +62,7 @@ class Binomial(LinearPredictor):
         return np.asarray(ways + y * log_expit(eta) + (trials - y) * log_expit(-eta))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
-        """Y - trials p."""
+        """Successes less those expected."""
         return np.asarray(data[0] - data[1] * expit(eta))
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:

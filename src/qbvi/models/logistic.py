@@ -59,7 +59,7 @@ class Logistic(LinearPredictor):
         return np.asarray(log_expit((2 * data[0] - 1) * eta))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
-        """Y - P(y = 1)."""
+        """The target less its probability."""
         return np.asarray(data[0] - expit(eta))
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:

@@ -64,7 +64,7 @@ class Poisson(LinearPredictor):
             return np.asarray(y * log_rate - np.exp(log_rate) - gammaln(y + 1))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
-        """Y - rate."""
+        """Counts less their rates."""
         with np.errstate(over="ignore"):
             return np.asarray(data[0] - data[1] * np.exp(eta))
 
