@@ -163,14 +163,21 @@ def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:
     except ImportError as error:
         msg = "`jax_gradient` needs JAX: pip install 'qbvi[jax]', or give CGVB a `gradient` of your own"
         raise ImportError(msg) from error
-    double_precision = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
     compiled = jax.jit(jax.vmap(jax.grad(log_likelihood)))
 
     def gradient(points: Any) -> Any:
-        with double_precision(True):
+        with _double_precision():
             return jax.tree.map(to_numpy, compiled(jax.tree.map(jax.numpy.asarray, points)))
 
     return gradient
+
+
+def _double_precision() -> Any:
+    try:
+        from jax import enable_x64
+    except ImportError:  # where older versions keep it
+        from jax.experimental import enable_x64
+    return enable_x64(True)
 
 
 def _likelihood_slopes(method: CGVB, model: Model, u: Floats) -> Floats:
