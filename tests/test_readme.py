@@ -7,28 +7,36 @@ import matplotlib as mpl
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-README, GUIDE = ROOT / "README.md", ROOT / "docs" / "guide.md"
+README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
 
 
 def blocks(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
+def run(path, namespace):
+    code = blocks(path)
+    assert code
+    for block in code:
+        exec(compile(block, path.name, "exec"), namespace)  # noqa: S102 - our own text
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
-    for name in ("arviz", "matplotlib", "pandas"):
+    for name in ("arviz", "emcee", "matplotlib", "pandas"):
         pytest.importorskip(name, reason=f"{name} is not installed")
-    namespace = {}
-    code = [*blocks(README), *blocks(GUIDE)]
-    for block in code:
-        exec(compile(block, "README", "exec"), namespace)  # noqa: S102 - our own text
-    assert len(code) >= 5
+    readme = {}
+    run(README, readme)
+    guide, models = dict(readme), {name: readme[name] for name in ("np", "qbvi", "rng", "x", "y", "log_likelihood")}
+    run(GUIDE, guide)
     assert "theta[0]" in capsys.readouterr().out
+    run(MODELS, models)
+    assert "intercept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [README, GUIDE], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [README, GUIDE, MODELS], ids=lambda p: p.name)
 def test_local_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
     assert links

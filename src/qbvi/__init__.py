@@ -7,6 +7,7 @@
 True
 """
 
+from qbvi import baselines, models
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
@@ -109,7 +110,9 @@ __all__ = [
     "Uniform",
     "WholeNumbers",
     "Wishart",
+    "baselines",
     "fit",
     "load",
+    "models",
     "paper",
 ]

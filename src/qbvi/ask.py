@@ -115,7 +115,7 @@ class Ask:
         on_mismatch: str = "raise",
     ) -> None:
         model, posterior = arrange(prior, family)
-        algorithm = choose_method(method, posterior, None, positive_number("tol", tol))
+        algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
         self._run = Run(
             model=model,
             family=posterior,

@@ -11,11 +11,13 @@ import numpy as np
 from qbvi.algorithm import QBVI, Algorithm, paper
 from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
+from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.evaluate import Batches, BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import Family, GaussianFamily
+from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.progress import Progress
 from qbvi.regression import MeanFieldRegression, Regression
@@ -66,7 +68,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
         given, so many in each call.
     method
-        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, or a `qbvi.Regression`. Automatic is `qbvi.Regression` for Gaussian posteriors,
+        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, or a method to compare with
+        (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression` for Gaussian posteriors,
         `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
         The form of the posterior. ``"auto"``: parameters whose prior is a gamma, inverse gamma, beta, Dirichlet, (inverse) Wishart or discrete law keep that law, independent of
@@ -129,7 +132,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
     n_starts = whole_number("n_starts", n_starts)
-    algorithm = choose_method(method, posterior, batches, positive_number("tol", tol))
+    algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol))
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
@@ -171,24 +174,30 @@ def _plain(init: Any) -> Any:
     return init.unconstrained if isinstance(init, Fit) else init
 
 
+_GAUSSIAN_ONLY = (Regression, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
-def choose_method(method: str | Algorithm, family: Family, batches: Batches | None, tol: float) -> Algorithm:
+def choose_method(
+    method: str | Algorithm, model: Model, family: Family, batches: Batches | None, tol: float
+) -> Algorithm:
+    """Turn what a user writes for ``method`` into one that can fit this family."""
     many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
         raise TypeError(msg)
     is_gaussian = isinstance(family, GaussianFamily)
-    if isinstance(method, Regression) and not (is_gaussian or isinstance(method, MeanFieldRegression)):
+    regression = Regression if is_gaussian else MeanFieldRegression
+    table: dict[str, Any] = {"auto": many_dimensional() if many else regression(tol=tol), "paper": paper()}
+    chosen: Any = pick("method", method, table | {"bbvi": BBVI(), "cgvb": CGVB(), "mgvb": MGVB()})
+    if not is_gaussian and isinstance(chosen, _GAUSSIAN_ONLY) and not isinstance(chosen, MeanFieldRegression):
         msg = (
-            "`method` must be able to fit this posterior, which is not all Gaussian, got a qbvi.Regression: take qbvi.MeanFieldRegression, "
+            f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}: take 'auto' or a qbvi.QBVI, "
             "or family='full' for one Gaussian over all parameters"
         )
         raise TypeError(msg)
-    regression = Regression if is_gaussian else MeanFieldRegression
-    table: dict[str, Any] = {"auto": many_dimensional() if many else regression(tol=tol), "paper": paper()}
-    return pick("method", method, table)  # type: ignore[no-any-return]
+    adapted: Any = chosen.for_model(model) if isinstance(chosen, CGVB) else chosen
+    return adapted  # type: ignore[no-any-return]
 
 
 def many_dimensional() -> QBVI:

@@ -1,0 +1,88 @@
+"""What the variational baselines share: their settings, and what is said about a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.algorithm import RULES, Info
+from qbvi.arrays import Array
+from qbvi.naming import pick
+from qbvi.stopping import Rule
+from qbvi.updates import LearningRate, Update
+
+__all__ = ["Baseline", "Step", "describe"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Settings that every baseline has, with the meaning and the names that they have in `qbvi.QBVI`."""
+
+    n_samples: int = 100
+    updates: Sequence[Update] = ()
+    learning_rate: float | LearningRate = 0.1
+    stop: Sequence[Rule | str] = ("patience", "max-iterations")
+    window: int = 30
+    keep: str = "best"
+    initial_sd: float | None = math.sqrt(0.1)
+    n_fresh: int = 1000
+
+    def __post_init__(self) -> None:
+        rate, stop = self.learning_rate, cast(Any, self.stop)
+        rules = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
+        self._set("learning_rate", LearningRate(rate) if isinstance(rate, int | float) else rate)
+        self._set("stop", tuple(pick("stop", rule, RULES) for rule in rules))
+        self._set("keep", pick("keep", self.keep, {"best": "best", "last": "last"}))
+        for name, least in (("n_samples", 2), ("window", 1)):
+            if getattr(self, name) < least:
+                msg = f"`{name}` must be at least {least}, got {getattr(self, name)}"
+                raise ValueError(msg)
+
+    def notes(self, state: Any) -> tuple[str, ...]:
+        """Nothing beyond what the report says."""
+        return ()
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """A fixed number."""
+        return self.n_fresh
+
+    def default_budget(self, d: int) -> int | None:
+        """None: the stopping rules decide."""
+        return None
+
+    def start_scale(self, scale: Array) -> Array:
+        """Standard deviations to start from, given those of the prior."""
+        return scale if self.initial_sd is None else np.full_like(scale, self.initial_sd)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+class Step(NamedTuple):
+    """A step as it was meant and as it was taken."""
+
+    direction: Floats
+    update: Floats
+    taken: bool
+
+
+def describe(h: Floats, step: Step) -> Info:
+    """What a person reads about a step; a baseline does not say how many nats are missing."""
+    norm = float(np.linalg.norm(step.direction))
+    rate = float(np.linalg.norm(step.update)) / norm if norm > 0 else 0.0
+    return Info(
+        bound=np.mean(h),
+        h=h,
+        gap=np.nan,
+        grad_norm=norm,
+        step=rate,
+        inside=np.True_,
+        refused=np.bool_(not step.taken),
+    )

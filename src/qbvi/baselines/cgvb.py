@@ -1,0 +1,243 @@
+"""CGVB: the reparametrisation trick on a Cholesky factor (Titsias and Lazaro-Gredilla, 2014)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+from qbvi.algorithm import Info, Values
+from qbvi.arrays import Array, to_numpy
+from qbvi.baselines.euclidean import Euclidean, EuclideanState
+from qbvi.baselines.factor import FactorCoordinates
+from qbvi.families.base import GaussianFamily
+from qbvi.model import Model
+from qbvi.updates import LearningRate
+
+__all__ = ["CGVB", "jax_gradient"]
+
+Floats = NDArray[np.float64]
+Gradient = Callable[..., Any]
+
+_TINY = 1e-6  # step of differences of our own maps, which are smooth at unit scale
+_RATE = LearningRate(0.02, decay_after=200)
+
+
+@dataclass(frozen=True)
+class CGVB(Euclidean):
+    r"""Cholesky Gaussian variational Bayes: the reparametrisation trick, which needs the model's gradient.
+
+    With :math:`\theta = \mu + L z` and :math:`h = \log p(y, \theta) - \log q(\theta)`:
+
+    .. math:: \nabla_\mu \mathcal{L} = E[\nabla_\theta h], \qquad \nabla_L \mathcal{L} = E[\mathrm{tril}(\nabla_\theta h\, z')]
+
+    Parameters
+    ----------
+    n_samples, updates, learning_rate, stop, window, keep, initial_sd, n_fresh
+        As in `qbvi.QBVI`; here they act on Euclidean gradients.
+    gradient
+        Gradient of the log-likelihood at a point, by the parameters that the log-likelihood sees, in the same structure: an array, or a
+        dict of arrays. The chain rule to the unconstrained scale and the gradient of the prior are added here. By default
+        central differences of the log-likelihood itself, which cost 2 d evaluations for each draw; they are counted.
+    vectorized
+        Whether ``gradient`` takes points stacked along a first axis.
+    difference
+        Step of the central differences, in standard deviations of q.
+    scaling
+        As in `qbvi.baselines.BBVI`.
+    model
+        The parameters that a given gradient is for; `qbvi.fit` sets it.
+
+    Notes
+    -----
+    With mini-batches a given gradient is that of all the data, since it is not told which rows were drawn; differences follow the batch.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> method = qbvi.baselines.CGVB(gradient=lambda x: -2 * (x - 1), n_samples=10, stop=qbvi.MaxIterations(300))
+    >>> fit = qbvi.fit(lambda x: -((x - 1) ** 2).sum(), qbvi.Flat(shape=2), method=method, seed=1)
+    >>> bool(np.all(np.abs(fit.mean - 1) < 0.1))
+    True
+    """
+
+    n_samples: int = 10
+    learning_rate: float | LearningRate = _RATE
+    keep: str = "last"
+    gradient: Gradient | None = None
+    vectorized: bool = False
+    difference: float = 1e-3
+    model: Model | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gradient is not None and not callable(self.gradient):
+            msg = f"`gradient` must be a function or None for central differences, got {self.gradient!r}"
+            raise TypeError(msg)
+        if not self.difference > 0:
+            msg = f"`difference` must be positive, got {self.difference}"
+            raise ValueError(msg)
+
+    def for_model(self, model: Model) -> CGVB:
+        """The method that knows the parameters it is for: a given gradient is by values on their constrained scale."""
+        return replace(self, model=model)
+
+    def notes(self, state: EuclideanState) -> tuple[str, ...]:
+        """Say what the gradients cost."""
+        if self.gradient is None:
+            return ("gradients are central differences: their evaluations are among those counted",)
+        return (f"{state.t * self.n_samples:,} gradients were taken besides the evaluations",)
+
+    def ask(self, family: GaussianFamily, state: EuclideanState, rng: np.random.Generator) -> Array:
+        """Independent draws from q and, for differences, their neighbours on both sides: (n, d) or (n + 2 d n, d)."""
+        z = rng.standard_normal((self.n_samples, family.dim))
+        mu, L = FactorCoordinates(family).open(state.x)
+        draws = mu + z @ L.T
+        if self.gradient is not None:
+            return draws
+        aside = self.difference * L.T[None]
+        neighbours = [(draws[:, None] + side * aside).reshape(-1, family.dim) for side in (1, -1)]
+        return np.concatenate([draws, *neighbours])
+
+    def tell(
+        self, family: GaussianFamily, eta: Array, state: EuclideanState, theta: Array, values: Values
+    ) -> tuple[EuclideanState, Info]:
+        """Climb along the estimated gradient."""
+        draws = theta[: self.n_samples]
+        h = family.residual(state.q, draws, values.log_joint[: self.n_samples])
+        slopes = self._differences(family, values) if self.gradient is None else self._given(family, state, draws)
+        return self.climb(family, state, path_gradient(family, state.x, draws, slopes), h)
+
+    def _differences(self, family: GaussianFamily, values: Values) -> Floats:
+        """Gradients of the log joint in whitened coordinates (n, d); NaN where a value is missing."""
+        y = np.where(values.ok, values.log_joint, np.nan)[self.n_samples :]
+        ahead, behind = y.reshape(2, self.n_samples, family.dim)
+        return np.asarray((ahead - behind) / (2 * self.difference))
+
+    def _given(self, family: GaussianFamily, state: EuclideanState, u: Floats) -> Floats:
+        """Gradients of the log joint in whitened coordinates, from that of the log-likelihood: (n, d)."""
+        if self.model is None:
+            msg = "`gradient` is by constrained values, so CGVB must know the parameters: call method.for_model(model) first"
+            raise ValueError(msg)
+        slopes = _likelihood_slopes(self, self.model, u) + _prior_slopes(self.model, u)
+        return np.asarray(slopes @ FactorCoordinates(family).open(state.x).L)
+
+
+def path_gradient(family: GaussianFamily, x: Floats, theta: Floats, slopes: Floats) -> Floats:
+    """Gradient of the bound by the coordinates ``x``, from whitened gradients L' grad log p(y, theta) (n, d): (size,).
+
+    A draw whose gradient is not known is left out.
+    """
+    coordinates = FactorCoordinates(family)
+    mu, L = coordinates.open(x)
+    known = np.all(np.isfinite(slopes), axis=1)
+    if not known.any():
+        return np.full(coordinates.size, np.nan)
+    z = solve_triangular(L, (theta[known] - mu).T, lower=True).T
+    by_theta = solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T  # grad h = grad log p + L^-T z
+    return coordinates.gradient(x, by_theta.mean(axis=0), by_theta.T @ z / len(z))
+
+
+def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:
+    """The gradient of a log-likelihood written in JAX, for ``CGVB(gradient=..., vectorized=True)``, in double precision.
+
+    Parameters
+    ----------
+    log_likelihood
+        A function of one point, made of ``jax.numpy``, that returns a number.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
+    >>> gradient = jax_gradient(lambda x: -jnp.sum(x**2))
+    >>> gradient(np.array([[1.0, 2.0]]))
+    array([[-2., -4.]])
+    """
+    try:
+        import jax
+    except ImportError as error:
+        msg = "`jax_gradient` needs JAX: pip install 'qbvi[jax]', or give CGVB a `gradient` of your own"
+        raise ImportError(msg) from error
+    compiled = jax.jit(jax.vmap(jax.grad(log_likelihood)))
+
+    def gradient(points: Any) -> Any:
+        with _double_precision():
+            return jax.tree.map(to_numpy, compiled(jax.tree.map(jax.numpy.asarray, points)))
+
+    return gradient
+
+
+def _double_precision() -> Any:
+    try:
+        from jax import enable_x64
+    except ImportError:  # where older versions keep it
+        from jax.experimental import enable_x64
+    return enable_x64(True)
+
+
+def _likelihood_slopes(method: CGVB, model: Model, u: Floats) -> Floats:
+    """Gradient of the log-likelihood by ``u``: the user's, by constrained values, through the map's derivative."""
+    points = model.constrain(u)
+    by_values = _called(method, model, points)
+    return np.asarray(np.einsum("np,npd->nd", by_values, _jacobian(model, u)))
+
+
+def _called(method: CGVB, model: Model, points: Any) -> Floats:
+    """The user's gradient at n points, laid side by side: (n, p)."""
+    gradient = cast(Gradient, method.gradient)
+    if method.vectorized:
+        returned = gradient(points)
+    else:
+        n = len(next(iter(points.values())) if isinstance(points, dict) else points)
+        one_by_one = [gradient(_point(points, i)) for i in range(n)]
+        returned = _stacked(one_by_one)
+    try:
+        flat = to_numpy(model.flatten(_as_arrays(returned)))
+    except (TypeError, ValueError, IndexError) as error:
+        msg = f"`gradient` must return the structure of the parameters, {', '.join(model.labels[:4])} ..., got {returned!r}"
+        raise ValueError(msg) from error
+    if flat.shape != (len(flat), len(model.labels)):
+        msg = f"`gradient` must return {len(model.labels)} numbers for each point, got {flat.shape[1:]}"
+        raise ValueError(msg)
+    return flat
+
+
+def _jacobian(model: Model, u: Floats) -> Floats:
+    """Derivative of the constrained values by ``u``, by central differences of our own map: (n, p, d)."""
+    columns = []
+    for aside in _TINY * np.eye(model.dim):
+        ahead, behind = (to_numpy(model.flatten(model.constrain(u + side * aside))) for side in (1, -1))
+        columns.append((ahead - behind) / (2 * _TINY))
+    return np.stack(columns, axis=-1)
+
+
+def _prior_slopes(model: Model, u: Floats) -> Floats:
+    """Gradient of the log prior of ``u``: exact where it is quadratic, central differences elsewhere."""
+    linear, precision = model.quadratic_prior()
+    quadratic = linear - (u * precision if precision.ndim == 1 else u @ precision)
+    ahead, behind = (
+        np.stack([model.remaining_log_prior(u + side * aside) for aside in _TINY * np.eye(model.dim)], axis=1)
+        for side in (1, -1)
+    )
+    return np.asarray(quadratic + (ahead - behind) / (2 * _TINY))
+
+
+def _point(points: Any, i: int) -> Any:
+    return {name: value[i] for name, value in points.items()} if isinstance(points, dict) else points[i]
+
+
+def _stacked(returned: list[Any]) -> Any:
+    if isinstance(returned[0], dict):
+        return {name: np.stack([np.asarray(one[name]) for one in returned]) for name in returned[0]}
+    return np.stack([np.asarray(one) for one in returned])
+
+
+def _as_arrays(returned: Any) -> Any:
+    if isinstance(returned, dict):
+        return {name: np.asarray(value, dtype=np.float64) for name, value in returned.items()}
+    return np.asarray(returned, dtype=np.float64)

@@ -1,0 +1,142 @@
+"""The surface that all ready-made models share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.baselines import MaximumLikelihood, maximum_likelihood
+from qbvi.fit import fit
+from qbvi.results import Fit
+
+__all__ = ["Prediction", "StatisticalModel"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prediction:
+    """What the posterior says of new rows.
+
+    Attributes
+    ----------
+    mean : array (n,), or (n, classes)
+        Posterior predictive mean; probabilities for classes.
+    expected : array (draws, n), or (draws, n, classes)
+        The same given each draw of the parameters: its spread is what is not known about the parameters.
+    outcomes : array (draws, n)
+        New data, one for each draw: its spread holds the noise of the data too.
+    """
+
+    mean: Floats
+    expected: Floats
+    outcomes: Floats
+
+    def interval(self, probability: float = 0.9) -> Floats:
+        """Equal-tailed predictive interval of the outcomes: (2, n)."""
+        if not 0 < probability < 1:
+            msg = f"`probability` must lie between 0 and 1, got {probability}"
+            raise ValueError(msg)
+        return np.quantile(self.outcomes, [(1 - probability) / 2, (1 + probability) / 2], axis=0)
+
+    def __repr__(self) -> str:
+        return f"Prediction of {self.mean.shape[0]} rows from {len(self.outcomes)} draws: mean, expected, outcomes, interval()"
+
+
+class StatisticalModel(ABC):
+    """A likelihood that knows its data.
+
+    A model gives its default ``prior``, its ``data``, the log-likelihood of rows (`terms`), and how to predict; the rest follows. Parameters
+    are in the structure of the prior, one point or many along a first axis, or side by side in one array, in the order of `names`.
+    """
+
+    names: tuple[str, ...]  # one for every number among the parameters
+
+    @property
+    @abstractmethod
+    def prior(self) -> Any:
+        """A prior that suits the units of the data; `fit` takes another."""
+
+    @property
+    @abstractmethod
+    def data(self) -> tuple[Floats, ...]:
+        """What `rows` is given a part of: arrays with one common number of rows."""
+
+    @abstractmethod
+    def terms(self, flat: Floats, *data: Floats) -> Floats:
+        """Log-likelihood of every row at every draw: (S, p) -> (S, rows)."""
+
+    @abstractmethod
+    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict new rows."""
+
+    def log_likelihood(self, params: Any) -> Any:
+        """Log-likelihood of one point, a number, or of many, (S,)."""
+        return self.rows(params, self.data)
+
+    def log_likelihood_terms(self, params: Any) -> Floats:
+        """Log-likelihood of every row: (rows,) at one point, (S, rows) at many."""
+        flat, is_one = self._laid_out(params)
+        terms = self.terms(flat, *self.data)
+        return terms[0] if is_one else terms
+
+    def rows(self, params: Any, batch: tuple[Floats, ...]) -> Any:
+        """Log-likelihood of a batch of the rows of `data`: ``qbvi.fit(model.rows, prior, data=model.data, batch_size=64, vectorized=True)``."""
+        flat, is_one = self._laid_out(params)
+        total = self.terms(flat, *batch).sum(axis=-1)
+        return float(total[0]) if is_one else total
+
+    def fit(self, prior: Any = None, *, batch_size: int | None = None, **options: Any) -> Fit:
+        """`qbvi.fit` of this model: ``options`` are those of that function.
+
+        Parameters
+        ----------
+        prior
+            In place of the model's own: a dict by name, or one distribution over all of `names`.
+        batch_size
+            Rows of a mini-batch; all rows by default.
+        """
+        chosen = self.prior if prior is None else prior
+        if batch_size is None:
+            return fit(self.log_likelihood, chosen, vectorized=True, **options)
+        return fit(self.rows, chosen, vectorized=True, data=self.data, batch_size=batch_size, **options)
+
+    def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
+        """The maximum of the likelihood with its asymptotic covariance."""
+        found = maximum_likelihood(self.log_likelihood, self.prior, vectorized=True, init=init)
+        return replace(found, labels=self.names)
+
+    def __repr__(self) -> str:
+        rows = len(self.data[0])
+        return f"{type(self).__name__}({rows} rows; parameters {', '.join(self.names[:8])}{' ...' if len(self.names) > 8 else ''})"
+
+    def _flat(self, params: Mapping[str, Any]) -> Floats:
+        """Parameters by name laid side by side: (p,) or (S, p)."""
+        missing = [name for name in self.names if name not in params]
+        if missing or len(params) != len(self.names):
+            msg = f"`params` must go by the names {', '.join(self.names)}, got {', '.join(map(str, params))}"
+            raise ValueError(msg)
+        return np.stack([np.asarray(params[name], dtype=np.float64) for name in self.names], axis=-1)
+
+    def _laid_out(self, params: Any) -> tuple[Floats, bool]:
+        """Parameters as (S, p), and whether they were one point only."""
+        flat = self._flat(params) if isinstance(params, Mapping) else np.asarray(params, dtype=np.float64)
+        if flat.ndim not in (1, 2) or flat.shape[-1] != len(self.names):
+            msg = f"`params` must have {len(self.names)} numbers for each point, {', '.join(self.names[:4])} ..., got shape {flat.shape}"
+            raise ValueError(msg)
+        return np.atleast_2d(flat), flat.ndim == 1
+
+    def _draws(self, posterior: Any, n_draws: int, seed: int) -> Floats:
+        """Parameters (S, p) from a fit, from chains, from an estimate, or from draws as they are."""
+        if isinstance(posterior, Fit):
+            posterior = posterior.sample(n_draws, seed)
+        elif isinstance(posterior, MaximumLikelihood):
+            posterior = posterior.estimate
+        elif hasattr(posterior, "draws"):
+            posterior = posterior.draws
+        return self._laid_out(posterior)[0]

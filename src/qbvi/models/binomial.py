@@ -1,0 +1,75 @@
+"""Binomial regression: successes out of trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, gammaln, log_expit
+
+from qbvi.models.base import Prediction
+from qbvi.models.inputs import as_target, refuse
+from qbvi.models.predictor import LinearPredictor
+
+__all__ = ["Binomial"]
+
+Floats = NDArray[np.float64]
+
+
+class Binomial(LinearPredictor):
+    r"""Logistic regression of numbers of successes out of known numbers of trials.
+
+    .. math:: y_i \sim \mathrm{Bin}(m_i, 1 / (1 + \exp(-\eta_i))), \qquad \eta = X \beta
+
+    Parameters
+    ----------
+    X : array or frame (n, k)
+        Covariates, without the column of ones.
+    y : array (n,)
+        Successes.
+    trials : array (n,) or int
+        Trials.
+    intercept : bool
+        Whether to put a column of ones before the others.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> model = qbvi.models.Binomial([[-1.0], [0.0], [1.0]], [1, 5, 9], trials=10)
+    >>> model.maximum_likelihood().estimate["x1"].round(2)
+    np.float64(2.2)
+    """
+
+    def __init__(self, X: Any, y: Any, trials: Any, intercept: bool = True) -> None:
+        super().__init__(X, intercept)
+        n = len(self.design)
+        self.y = as_target(y, n)
+        self.trials = as_target(np.full(n, trials) if np.ndim(trials) == 0 else trials, n, argument="trials")
+        refuse("trials", "hold whole numbers from 1", self.trials, (self.trials < 1) | (self.trials % 1 != 0))
+        refuse("y", "hold whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
+        refuse("y", "not exceed `trials`", self.y, self.y > self.trials)
+
+    @property
+    def data(self) -> tuple[Floats, ...]:
+        """Design, successes and trials."""
+        return self.design, self.y, self.trials
+
+    def terms_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Log binomial probabilities."""
+        y, trials = data
+        ways = gammaln(trials + 1) - gammaln(y + 1) - gammaln(trials - y + 1)
+        return np.asarray(ways + y * log_expit(eta) + (trials - y) * log_expit(-eta))
+
+    def slope_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Successes less those expected."""
+        return np.asarray(data[0] - data[1] * expit(eta))
+
+    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict the probability of success in the rows of ``X_new`` (as `mean` and `expected`), and one trial in each (`outcomes`)."""
+        return super().predict(posterior, X_new, n_draws=n_draws, seed=seed)
+
+    def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Probabilities, and one trial in each row."""
+        probability = expit(eta)
+        return probability, (rng.random(eta.shape) < probability).astype(float)

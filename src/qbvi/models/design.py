@@ -1,0 +1,130 @@
+"""Models of rows with covariates: the design matrix, its names, and prior scales that suit its units."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.distributions import Normal
+from qbvi.models.base import Prediction, StatisticalModel
+from qbvi.models.inputs import Columns, as_columns, matching_columns
+
+__all__ = ["DesignModel"]
+
+Floats = NDArray[np.float64]
+
+_WIDTH = 2.5  # prior standard deviation of the effect of one standard deviation of a covariate
+
+
+class DesignModel(StatisticalModel):
+    """A model of rows through ``design @ coefficients``, with a gradient.
+
+    Attributes
+    ----------
+    design : array (n, k)
+        Covariates, after a column of ones where there is an intercept.
+    coefficients : tuple of str
+        Their names: ``intercept``, then the columns of a frame, or ``x1, x2 ...``.
+    """
+
+    def __init__(self, X: Any, intercept: bool) -> None:
+        columns = as_columns(X)
+        _check_constants(columns, intercept)
+        if intercept and "intercept" in columns.names:
+            msg = "`X` has a column named 'intercept': rename it, or pass intercept=False"
+            raise ValueError(msg)
+        self.columns, self.intercept = columns.names, intercept
+        self.design = _with_intercept(columns.values, intercept)
+        self.coefficients = (("intercept",) if intercept else ()) + columns.names
+
+    @property
+    def prior(self) -> Any:
+        """Independent normals, wide in the units of the data; see `normal_prior`."""
+        return self.normal_prior()
+
+    @abstractmethod
+    def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
+        """Independent normals for the coefficients, by name.
+
+        Parameters
+        ----------
+        scale
+            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default 2.5 for the effect of one standard deviation of
+            each covariate, so that units and origin of the columns play no part.
+        """
+
+    def gradient(self, params: Any) -> Any:
+        """Gradient of `log_likelihood` by the parameters, in their structure; for `qbvi.baselines.CGVB` with ``vectorized=True``."""
+        flat, is_one = self._laid_out(params)
+        by_flat = self._gradient(flat)
+        by_flat = by_flat[0] if is_one else by_flat
+        return self._structured(by_flat, params) if isinstance(params, Mapping) else by_flat
+
+    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict the rows of ``X_new``, or those of the data.
+
+        Parameters
+        ----------
+        posterior
+            A `qbvi.Fit`, chains of `qbvi.baselines.mcmc`, a maximum-likelihood estimate, or draws of the parameters.
+        X_new
+            Covariates without the intercept: a frame with the names of ``X``, or an array with its columns.
+        n_draws, seed
+            Draws from a fit, and the seed for them and for new data.
+        """
+        flat = self._draws(posterior, n_draws, seed)
+        design = (
+            self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
+        )
+        return self._prediction(flat, design, np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]))
+
+    @abstractmethod
+    def _gradient(self, flat: Floats) -> Floats:
+        """Gradient of the log-likelihood: (S, p) -> (S, p)."""
+
+    @abstractmethod
+    def _prediction(self, flat: Floats, design: Floats, rng: np.random.Generator) -> Prediction:
+        """Means and new data for the rows of a design, given draws of the parameters (S, p)."""
+
+    def _scale_of_target(self) -> tuple[float, float]:
+        """Centre and unit of the predictor, as far as the target gives them away."""
+        return 0.0, 1.0
+
+    def _coefficient_priors(self, scale: float | None) -> list[Normal]:
+        """One prior for each of the coefficients, as `normal_prior` says."""
+        if scale is not None:
+            return [Normal(0.0, scale) for _ in self.coefficients]
+        centre, unit = self._scale_of_target()
+        columns = self.design[:, int(self.intercept) :]
+        sd = columns.std(axis=0)
+        scales = _WIDTH * unit / np.where(sd > 0, sd, np.abs(columns[0]) + (columns[0] == 0))
+        priors = [Normal(0.0, float(s)) for s in scales]
+        if not self.intercept:
+            return priors
+        # Moving the origin of the columns moves the intercept by as much as their effects may amount to.
+        reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * columns.mean(axis=0)) ** 2)))
+        return [Normal(centre, reach), *priors]
+
+    def _structured(self, flat: Floats, like: Mapping[str, Any]) -> dict[str, Floats]:
+        """Numbers side by side as a dict of the same structure as ``like``."""
+        return {name: flat[..., j] for j, name in enumerate(self.names)}
+
+
+def _with_intercept(columns: Floats, intercept: bool) -> Floats:
+    design = np.column_stack([np.ones(len(columns)), columns]) if intercept else columns.copy()
+    design.flags.writeable = False
+    return design
+
+
+def _check_constants(columns: Columns, intercept: bool) -> None:
+    constant = [name for name, column in zip(columns.names, columns.values.T, strict=True) if np.ptp(column) == 0]
+    if intercept and constant:
+        msg = f"`X` must not have constant columns beside the intercept, got {', '.join(constant)}; drop them, or pass intercept=False"
+        raise ValueError(msg)
+    if len(constant) > 1:
+        msg = f"`X` must have at most one constant column, got {', '.join(constant)}; their coefficients could not be told apart"
+        raise ValueError(msg)

@@ -1,0 +1,85 @@
+"""Linear regression with Gaussian noise of unknown variance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.distributions import InverseGamma
+from qbvi.models.inputs import as_varying_target
+from qbvi.models.predictor import LinearPredictor
+
+__all__ = ["Linear"]
+
+Floats = NDArray[np.float64]
+
+
+class Linear(LinearPredictor):
+    r"""Linear regression; the variance of the noise has an inverse-gamma prior.
+
+    .. math:: y_i = \eta_i + \varepsilon_i, \quad \varepsilon_i \sim N(0, \sigma^2), \qquad \eta = X \beta
+
+    Parameters
+    ----------
+    X : array or frame (n, k)
+        Covariates, without the column of ones.
+    y : array (n,)
+        The target.
+    intercept : bool
+        Whether to put a column of ones before the others.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> x = np.arange(20.0)
+    >>> noise = np.tile([0.5, -0.5], 10)
+    >>> model = qbvi.models.Linear(x[:, None], 1 + 2 * x + noise)
+    >>> fit = model.fit(seed=1)
+    >>> fit.labels
+    ('intercept', 'x1', 'sigma2')
+    >>> round(float(fit.mean["x1"]), 1)
+    2.0
+    """
+
+    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
+        super().__init__(X, intercept)
+        if "sigma2" in self.coefficients:
+            msg = "`X` has a column named 'sigma2', the name of the noise variance: rename it"
+            raise ValueError(msg)
+        self.y = as_varying_target(y, len(self.design))
+        self.names = (*self.coefficients, "sigma2")
+
+    @property
+    def data(self) -> tuple[Floats, ...]:
+        """Design and target."""
+        return self.design, self.y
+
+    def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
+        """Independent normals for the coefficients; for the variance an inverse gamma worth two rows whose noise has a twentieth of the target's variance."""
+        return super().normal_prior(scale) | {"sigma2": InverseGamma(1.0, 0.05 * float(self.y.var()))}
+
+    def terms_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Log normal densities, given the target and the variance (S, 1)."""
+        y, sigma2 = data
+        with np.errstate(invalid="ignore", divide="ignore"):  # a variance of zero or below has no density: NaN
+            return np.asarray(-0.5 * ((y - eta) ** 2 / sigma2 + np.log(2 * np.pi * sigma2)))
+
+    def slope_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Residuals over the variance."""
+        y, sigma2 = data
+        return np.asarray((y - eta) / sigma2)
+
+    def _gradient(self, flat: Floats) -> Floats:
+        sigma2 = flat[:, -1:]
+        residual = self.y - flat[:, :-1] @ self.design.T
+        by_variance = 0.5 * np.sum(residual**2 / sigma2**2 - 1 / sigma2, axis=1, keepdims=True)
+        return np.concatenate([super()._gradient(flat), by_variance], axis=1)
+
+    def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Means, and means with noise."""
+        return eta, eta + np.sqrt(flat[:, -1:]) * rng.standard_normal(eta.shape)
+
+    def _scale_of_target(self) -> tuple[float, float]:
+        return float(self.y.mean()), float(self.y.std())

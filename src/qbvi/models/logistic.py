@@ -1,0 +1,68 @@
+"""Logistic regression."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import expit, log_expit
+
+from qbvi.models.inputs import as_target, refuse
+from qbvi.models.predictor import LinearPredictor
+
+__all__ = ["Logistic"]
+
+Floats = NDArray[np.float64]
+
+
+class Logistic(LinearPredictor):
+    r"""Logistic regression of a target of zeros and ones.
+
+    .. math:: P(y_i = 1) = 1 / (1 + \exp(-\eta_i)), \qquad \eta = X \beta
+
+    Parameters
+    ----------
+    X : array or frame (n, k)
+        Covariates, without the column of ones.
+    y : array (n,)
+        Zeros and ones, or booleans.
+    intercept : bool
+        Whether to put a column of ones before the others.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> rng = np.random.default_rng(1)
+    >>> X = rng.standard_normal((200, 2))
+    >>> y = rng.random(200) < 1 / (1 + np.exp(-X @ [1.0, -2.0]))
+    >>> model = qbvi.models.Logistic(X, y)
+    >>> fit = model.fit(seed=1)
+    >>> fit.labels
+    ('intercept', 'x1', 'x2')
+    >>> model.predict(fit, [[2.0, 0.0]]).mean.round(1)
+    array([0.9])
+    """
+
+    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
+        super().__init__(X, intercept)
+        self.y = as_target(y, len(self.design))
+        refuse("y", "hold zeros and ones only", self.y, (self.y != 0) & (self.y != 1))
+
+    @property
+    def data(self) -> tuple[Floats, ...]:
+        """Design and target."""
+        return self.design, self.y
+
+    def terms_of(self, eta: Floats, *data: Floats) -> Floats:
+        """-log(1 + exp(-(2 y - 1) eta))."""
+        return np.asarray(log_expit((2 * data[0] - 1) * eta))
+
+    def slope_of(self, eta: Floats, *data: Floats) -> Floats:
+        """The target less its probability."""
+        return np.asarray(data[0] - expit(eta))
+
+    def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Probabilities, and one trial in each row."""
+        probability = expit(eta)
+        return probability, (rng.random(eta.shape) < probability).astype(float)

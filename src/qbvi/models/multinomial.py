@@ -1,0 +1,86 @@
+"""Multinomial logistic regression: a target of several classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_softmax, softmax
+
+from qbvi.models.base import Prediction
+from qbvi.models.design import DesignModel
+from qbvi.models.inputs import as_classes, drawn_classes
+
+__all__ = ["MultinomialLogistic"]
+
+Floats = NDArray[np.float64]
+
+
+class MultinomialLogistic(DesignModel):
+    r"""Logistic regression of a target of several classes; the first class is the one that the others are compared with.
+
+    .. math:: P(y_i = c) = \exp(\eta_{ic}) / \sum_k \exp(\eta_{ik}), \qquad \eta_{ic} = x_i' \beta_c, \quad \beta_1 = 0
+
+    Parameters
+    ----------
+    X : array or frame (n, k)
+        Covariates, without the column of ones.
+    y : array (n,)
+        Labels of any kind that can be sorted.
+    intercept : bool
+        Whether to put a column of ones before the others.
+
+    Attributes
+    ----------
+    classes : tuple
+        The labels in order. ``outcomes`` of a prediction are positions among them.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> rng = np.random.default_rng(1)
+    >>> x = rng.standard_normal((300, 1))
+    >>> y = np.array(["low", "mid", "top"])[np.digitize(x[:, 0] + 0.5 * rng.standard_normal(300), [-0.5, 0.5])]
+    >>> model = qbvi.models.MultinomialLogistic(x, y)
+    >>> model.names
+    ('intercept[mid]', 'x1[mid]', 'intercept[top]', 'x1[top]')
+    >>> model.predict(model.fit(seed=1), [[2.0]]).mean.round(1)
+    array([[0., 0., 1.]])
+    """
+
+    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
+        super().__init__(X, intercept)
+        self.classes, self.y = as_classes(y, len(self.design))
+        self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)
+
+    @property
+    def data(self) -> tuple[Floats, ...]:
+        """Design, and the position of every row's class."""
+        return self.design, self.y
+
+    def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
+        """Independent normals for the coefficients of every class but the first, by name; see `qbvi.models.Logistic`."""
+        return dict(zip(self.names, self._coefficient_priors(scale) * (len(self.classes) - 1), strict=True))
+
+    def terms(self, flat: Floats, *data: Floats) -> Floats:
+        """Log probability of every row's class: (S, p) -> (S, rows)."""
+        design, y = data
+        log_probability = log_softmax(self._predictors(flat, design), axis=-1)
+        return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
+
+    def _gradient(self, flat: Floats) -> Floats:
+        is_class = self.y[:, None] == np.arange(len(self.classes))
+        slope = is_class - softmax(self._predictors(flat, self.design), axis=-1)
+        by_class = np.moveaxis(slope[:, :, 1:], 1, 2) @ self.design  # (S, classes - 1, k)
+        return np.asarray(by_class.reshape(len(flat), -1))
+
+    def _prediction(self, flat: Floats, design: Floats, rng: np.random.Generator) -> Prediction:
+        probability = softmax(self._predictors(flat, design), axis=-1)
+        return Prediction(probability.mean(axis=0), probability, drawn_classes(probability, rng))
+
+    def _predictors(self, flat: Floats, design: Floats) -> Floats:
+        """Predictors of all classes, that of the first being zero: (S, n, classes)."""
+        beta = flat.reshape(len(flat), -1, design.shape[1])
+        eta = np.moveaxis(beta @ design.T, 1, 2)
+        return np.concatenate([np.zeros_like(eta[:, :, :1]), eta], axis=-1)

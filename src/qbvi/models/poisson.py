@@ -1,0 +1,81 @@
+"""Poisson regression of counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from qbvi.models.base import Prediction
+from qbvi.models.inputs import as_target, refuse
+from qbvi.models.predictor import LinearPredictor
+
+__all__ = ["Poisson"]
+
+Floats = NDArray[np.float64]
+
+_LARGEST_RATE = 1e18  # of new data: beyond, the generator has no Poisson numbers
+
+
+class Poisson(LinearPredictor):
+    r"""Poisson regression with the logarithm as its link.
+
+    .. math:: y_i \sim \mathrm{Poisson}(e_i \exp(\eta_i)), \qquad \eta = X \beta
+
+    Parameters
+    ----------
+    X : array or frame (n, k)
+        Covariates, without the column of ones.
+    y : array (n,)
+        Counts.
+    exposure : array (n,) or float
+        Time or population at risk :math:`e_i`, one by default.
+    intercept : bool
+        Whether to put a column of ones before the others.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> model = qbvi.models.Poisson([[0.0], [1.0]], [2, 6])
+    >>> model.maximum_likelihood().estimate["x1"].round(3)  # log 3
+    np.float64(1.099)
+    """
+
+    def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True) -> None:
+        super().__init__(X, intercept)
+        n = len(self.design)
+        self.y = as_target(y, n)
+        self.exposure = as_target(np.full(n, exposure) if np.ndim(exposure) == 0 else exposure, n, argument="exposure")
+        refuse("y", "hold counts, whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
+        refuse("exposure", "be positive", self.exposure, self.exposure <= 0)
+
+    @property
+    def data(self) -> tuple[Floats, ...]:
+        """Design, counts and exposures."""
+        return self.design, self.y, self.exposure
+
+    def terms_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Log Poisson probabilities; minus infinity where the rate overflows."""
+        y, exposure = data
+        log_rate = eta + np.log(exposure)
+        with np.errstate(over="ignore"):
+            return np.asarray(y * log_rate - np.exp(log_rate) - gammaln(y + 1))
+
+    def slope_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Counts less their rates."""
+        with np.errstate(over="ignore"):
+            return np.asarray(data[0] - data[1] * np.exp(eta))
+
+    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
+        """Predict counts for the rows of ``X_new``, at an exposure of one."""
+        return super().predict(posterior, X_new, n_draws=n_draws, seed=seed)
+
+    def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Rates at an exposure of one, and counts."""
+        rate = np.exp(eta)
+        return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
+
+    def _scale_of_target(self) -> tuple[float, float]:
+        return float(np.log(max(self.y.sum(), 0.5) / self.exposure.sum())), 1.0

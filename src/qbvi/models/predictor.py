@@ -1,0 +1,88 @@
+"""Models of a target through one linear predictor: what a generalised linear model gives, and what it receives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.models.base import Prediction
+from qbvi.models.design import DesignModel
+
+__all__ = ["LinearPredictor"]
+
+Floats = NDArray[np.float64]
+
+
+class LinearPredictor(DesignModel):
+    """A model of rows through ``eta = design @ coefficients``.
+
+    A subclass gives the log-likelihood of a row as a function of ``eta``, its slope, the mean, and new data. Parameters beyond the coefficients, as
+    columns (S, 1), come after the data.
+    """
+
+    def __init__(self, X: Any, intercept: bool) -> None:
+        super().__init__(X, intercept)
+        self.names = self.coefficients
+
+    @abstractmethod
+    def terms_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Log-likelihood of every row, given its predictor: (S, n) -> (S, n)."""
+
+    @abstractmethod
+    def slope_of(self, eta: Floats, *data: Floats) -> Floats:
+        """Derivative of `terms_of` by the predictor: (S, n) -> (S, n)."""
+
+    @abstractmethod
+    def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        """Means and new data, given draws of the parameters (S, p) and the predictors (S, n): both (S, n)."""
+
+    def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
+        """Independent normals for the coefficients, by name.
+
+        Parameters
+        ----------
+        scale
+            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default 2.5 for the effect of one standard deviation of
+            each covariate, so that units and origin of the columns play no part.
+        """
+        return dict(zip(self.coefficients, self._coefficient_priors(scale), strict=True))
+
+    def terms(self, flat: Floats, *data: Floats) -> Floats:
+        """Log-likelihood of every row at every draw: (S, p) -> (S, rows)."""
+        design, *rest = data
+        return self.terms_of(self._predictors(flat, design), *rest, *self._others(flat))
+
+    def _gradient(self, flat: Floats) -> Floats:
+        design, *rest = self.data
+        return self.slope_of(self._predictors(flat, design), *rest, *self._others(flat)) @ design
+
+    def _prediction(self, flat: Floats, design: Floats, rng: np.random.Generator) -> Prediction:
+        expected, outcomes = self.predicted(flat, self._predictors(flat, design), rng)
+        return Prediction(expected.mean(axis=0), expected, outcomes)
+
+    def _predictors(self, flat: Floats, design: Floats) -> Floats:
+        return np.asarray(flat[:, : len(self.coefficients)] @ design.T)
+
+    def _others(self, flat: Floats) -> list[Floats]:
+        return [flat[:, [j]] for j in range(len(self.coefficients), flat.shape[1])]
+
+    def _flat(self, params: Mapping[str, Any]) -> Floats:
+        """Also takes all coefficients as one vector named ``beta``, for a joint prior."""
+        others = self.names[len(self.coefficients) :]
+        if not self._is_joint(params) or set(params) != {"beta", *others}:
+            return super()._flat(params)
+        rest = [np.asarray(params[name], dtype=np.float64)[..., None] for name in others]
+        return np.concatenate([np.asarray(params["beta"], dtype=np.float64), *rest], axis=-1)
+
+    def _structured(self, flat: Floats, like: Mapping[str, Any]) -> dict[str, Floats]:
+        k = len(self.coefficients)
+        if not self._is_joint(like):
+            return super()._structured(flat, like)
+        return {"beta": flat[..., :k]} | {name: flat[..., k + j] for j, name in enumerate(self.names[k:])}
+
+    def _is_joint(self, params: Mapping[str, Any]) -> bool:
+        return "beta" in params and "beta" not in self.coefficients
