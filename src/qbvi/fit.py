@@ -13,7 +13,7 @@ from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
 from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
-from qbvi.evaluate import Batches, BlackBox, OnFailure
+from qbvi.evaluate import Batches, BlackBox, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import Family, GaussianFamily
@@ -127,7 +127,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     model, posterior = arrange(prior, family)
     if batch_size is not None:
         whole_number("batch_size", batch_size)
-    batches = Batches(data, batch_size) if data is not None else getattr(log_likelihood, "batches", None)
+    batches: Any = None if data is None else Batches(data, batch_size)
+    if isinstance(log_likelihood, ShardedLikelihood):
+        if data is not None:
+            msg = "`data` must be left out with a qbvi.ShardedLikelihood, which holds its data in parts"
+            raise ValueError(msg)
+        batches = log_likelihood.batches
     if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
