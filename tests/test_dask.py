@@ -1,7 +1,9 @@
 """A real Dask cluster, a scheduler and two worker processes on loopback: draws spread over it, data that live on it, workers that die."""
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +109,16 @@ def dies_once(function, flag):
         return function(*args)
 
     return wrapped
+
+
+def test_the_page_on_scaling_runs_as_it_stands(client):
+    page = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    namespace = {"client": client}
+    for block in code:
+        exec(compile(block, "scaling.md", "exec"), namespace)  # noqa: S102 - our own text
+    assert len(code) == 2
+    assert abs(namespace["fit"].mean - 0.8).max() < 0.01
 
 
 # ---------------------------------------------------------------- data that live on workers
