@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from oracles import gaussian_kl
 from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.random import orthogonal_pairs
+from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.hermite import free_features, kernels, tail_variance
+from qbvi.regression.store import Store
 from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System, leave_pairs_out
 from qbvi.regression.trust_region import take_step
 
@@ -185,3 +188,33 @@ def test_pairs_are_mirror_images_with_the_right_radii():
     squares = np.sum(z**2, axis=1)
     assert abs(squares.mean() - 5) < 0.05
     np.testing.assert_allclose(np.cov(z.T), np.eye(5), atol=0.1)
+
+
+def test_the_sample_of_earlier_points_keeps_the_tails_of_q(rng):
+    """Points from a wide q, chosen for a narrow one: weighted, they have its second and fourth moments."""
+    family = Gaussian(2)
+    wide, narrow = family.start(np.zeros(2), np.full(2, 3.0)), family.start(np.zeros(2), np.ones(2))
+    theta = family.transport(wide, orthogonal_pairs(rng, 8000, 2))
+    store = Store.empty(2).add(family, wide, theta, np.zeros(8000), np.zeros(8000))
+    chosen = store.choose(family, narrow, most=600)
+    assert 500 < len(chosen.rows) <= 602  # pairs stay together
+    ratio = np.exp(chosen.log_density)
+    z = chosen.x
+    for statistic, exact in ((z**2, 1.0), (z**4, 3.0)):
+        estimate = np.sum(ratio[:, None] * statistic, axis=0) / np.sum(ratio)
+        spread = np.sqrt(np.sum((ratio[:, None] * (statistic - exact)) ** 2, axis=0)) / np.sum(ratio)
+        assert np.all(np.abs(estimate - exact) < 5 * spread)
+
+
+def test_noise_alone_corrects_nothing_and_a_kink_is_corrected(rng):
+    d, n = 3, 400
+    z = orthogonal_pairs(rng, n, d)
+    weights, pair = np.ones(n), np.arange(n) // 2
+    flat = Surrogate(
+        0.0, 0.1, np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0, 0.0, 0.0, 1.0, Hyper(), rng.standard_normal(n)
+    )
+    assert np.abs(corrected(flat, LeftOutDraws(z, weights, pair)).b).max() < 0.1  # nearly always nothing at all
+    kink = np.maximum(z[:, 0], 0.0)  # E[z max(z, 0)] = 1/2, E[(z^2 - 1) max(z, 0)] = phi(0)
+    fixed = corrected(replace(flat, errors=kink), LeftOutDraws(z, weights, pair))
+    np.testing.assert_allclose(fixed.b, [0.5, 0, 0], atol=0.1)
+    np.testing.assert_allclose(np.diag(fixed.C), [1 / math.sqrt(2 * math.pi), 0, 0], atol=0.2)  # shrunk a little

@@ -52,7 +52,8 @@ def corrected(surrogate: Surrogate, draws: LeftOutDraws) -> Surrogate:
     True
     """
     d = draws.z.shape[1]
-    error = surrogate.errors * draws.weight / np.sum(draws.weight)
+    share = draws.weight / np.sum(draws.weight)
+    error = share * (surrogate.errors - share @ surrogate.errors)  # what is common to all is an error of the bound
     starts = np.flatnonzero(np.r_[True, draws.pair[1:] != draws.pair[:-1]])
     slopes = np.add.reduceat(error[:, None] * draws.z, starts)  # (pairs, d), each pair's part
     bends = np.add.reduceat(error, starts)

@@ -229,7 +229,7 @@ def _unseen(family: Family, state: State, found: Regressed, errors: Floats) -> t
     share = _weights(family, state, found, m)
     psi = family.features(state.q, state.store.theta[found.rows[-m:]])
     starts = np.flatnonzero(np.r_[True, found.pair[1:] != found.pair[:-1]])
-    parts = np.add.reduceat((share * errors)[:, None] * psi, starts)
+    parts = np.add.reduceat((share * (errors - share @ errors))[:, None] * psi, starts)
     return parts.sum(axis=0), float(np.sum(parts**2))
 
 

@@ -142,19 +142,21 @@ class Regression:
         repeated = _repeated(family, state, step)
         if repeated < 0:  # back and forth: the zero between two steps of opposite sign, by the secant rule
             step = take_step(known.surrogate, family, state.radius, longest=1 / (1 - repeated))
-        gap = max(self._predicted_gap(family, known, step), creep(step.kl, repeated))
+        gap = max(self._predicted_gap(family, known, step, state.misfit), creep(step.kl, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
-    def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step) -> float:
+    def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step, misfit: float) -> float:
         """Nats that will be missing after the step; infinite while it is not the last one."""
         if step.is_bound or step.kl > 0.3 or not known.is_credible:
             return math.inf
         cost = cost_of_error(known.surrogate)
         rest = step.left_behind + 0.25 * step.kl + cost.mean
-        gap = MARGIN * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
+        # What polynomials do not follow may be anything; the function's own noise is just noise, and its cost known well.
+        margin = MARGIN * (misfit + 0.3 * (1 - misfit))
+        gap = margin * max(2 * cost.precision, known.surrogate.white / known.alike) + rest
         if gap < self.tol:  # before saying so, ask what would be missing if C were as free as the draws allow
             bold = known.system.posterior(known.system.boldest(known.surrogate.hyper), family)
-            gap = max(gap, MARGIN * cost_of_error(bold).precision + rest)
+            gap = max(gap, margin * cost_of_error(bold).precision + rest)
         return gap
 
     def notes(self, state: State) -> tuple[str, ...]:
