@@ -68,19 +68,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from qbvi.cli.tabular import SavedPosterior, Spread, save_posterior
+    from qbvi.cli.tabular import POSTERIOR, SavedPosterior, Spread, save_posterior
     from qbvi.cli.tabular.report import print_posterior
 
     choice, test = _tables(args)
-    folder = Path(args.out)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _folder(args.out)
     recipe, model = choice.recipe, choice.recipe.trained(choice.table)
     options = {"family": args.family, "tol": args.tol, "max_evals": args.max_evals, "seed": args.seed}
     fit = model.fit(recipe.prior_of(model), on_failure="exclude", **options)
     tables = {"train": choice.table} | ({} if test is None else {"test": test})
     scores = {part: recipe.scores(fit, table, Spread(seed=args.seed)) for part, table in tables.items()}
     posterior = SavedPosterior(fit, recipe, Path(args.data).name, len(choice.table), scores)
-    save_posterior(posterior, str(folder / "posterior.npz"))
+    save_posterior(posterior, str(folder / POSTERIOR))
     print_posterior(posterior, args.interval)
     print("", *choice.notes, *_save_more(posterior, folder, args), sep="\n")
     return 0
@@ -168,6 +167,14 @@ def _tables(args: argparse.Namespace) -> tuple[Choice, Table | None]:
     return choice, test
 
 
+def _folder(out: str) -> Path:
+    if Path(out).exists() and not Path(out).is_dir():
+        msg = f"--out must be a folder, got the file {out!r}"
+        raise ValueError(msg)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return Path(out)
+
+
 def _split(table: Table, share: float, seed: int | None) -> tuple[Table, Table]:
     """Keep a share of the rows: at random or, without a seed, the last ones."""
     import numpy as np
@@ -183,19 +190,25 @@ def _split(table: Table, share: float, seed: int | None) -> tuple[Table, Table]:
 
 def _save_more(posterior: SavedPosterior, folder: Path, args: argparse.Namespace) -> list[str]:
     """Save what is made from the posterior, each part on its own; say what is there and what is not, and why."""
+    from qbvi.cli.tabular import POSTERIOR
+    from qbvi.cli.tabular.report import one_line
+
     makers: dict[str, Callable[[Path], None]] = {
         "summary.csv": lambda path: _save_summary(posterior, args.interval, path),
         **{name: partial(_save_picture, figure) for name, figure in _pictures(posterior).items()},
         "posterior.nc": lambda path: _save_arviz(posterior, path, args.seed),
     }
-    saved, missing = ["posterior.npz"], []
+    saved, missing = [POSTERIOR], dict[str, list[str]]()
     for name, make in makers.items():
         try:
             make(folder / name)
             saved.append(name)
-        except (ImportError, ValueError, OSError, RuntimeError) as error:
-            missing.append(f"not saved: {name} ({' '.join(str(error).split())})")
-    return [f"saved in {folder}: {', '.join(saved)}", *missing]
+        except (ImportError, ValueError, TypeError, OSError, RuntimeError) as error:
+            missing.setdefault(one_line(error), []).append(name)
+    return [
+        f"saved in {folder}: {', '.join(saved)}",
+        *(f"not saved: {', '.join(names)} ({why})" for why, names in missing.items()),
+    ]
 
 
 def _save_summary(posterior: SavedPosterior, interval: float, path: Path) -> None:

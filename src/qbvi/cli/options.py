@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import NoReturn
 
-__all__ = ["positive", "seed_number", "separator", "share", "whole"]
+__all__ = ["Parser", "positive", "seed_number", "separator", "share", "whole"]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that says what is wrong in one line, and where to read more."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def positive(text: str) -> float:

@@ -24,8 +24,8 @@ what is written, one row for each row of --data:
   garch           the same: variance with an interval, and an interval of the return
 
 examples:
-  qbvi predict qbvi-fit/posterior.npz --data new.csv --out predictions.csv
-  qbvi predict garch-fit/posterior.npz                 (the day after the last of the fit)
+  qbvi predict qbvi-fit --data new.csv --out predictions.csv
+  qbvi predict garch-fit                 (the day after the last of the fit)
 """
 
 
@@ -38,7 +38,7 @@ def add_to(commands: Any) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("posterior", metavar="POSTERIOR", help="the file posterior.npz of a fit")
+    parser.add_argument("posterior", metavar="POSTERIOR", help="the folder of a fit, or its posterior.npz")
     parser.add_argument(
         "--data", metavar="FILE", help="CSV or Parquet with the columns of the fit; may be left out for har and garch"
     )
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from qbvi.cli.tabular.report import one_line, silence
 
     try:
-        _refuse_overwriting(args)
+        _refuse_bad_places(args)
         posterior = read_posterior(args.posterior)
         if posterior.recipe is None:
             msg = f"{args.posterior}: a posterior that `qbvi fit` did not save has no model to predict with; qbvi show prints it"
@@ -96,9 +96,13 @@ def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:
     return kept
 
 
-def _refuse_overwriting(args: argparse.Namespace) -> None:
+def _refuse_bad_places(args: argparse.Namespace) -> None:
     """Predictions in the place of what they are made from would be no help to anyone."""
     for given in (args.data, args.posterior):
         if args.out and given and os.path.realpath(given) == os.path.realpath(args.out):
             msg = f"--out must not be the file that is read, got {args.out!r}"
             raise ValueError(msg)
+    folder = os.path.dirname(os.path.abspath(args.out or ""))
+    if not os.path.isdir(folder):
+        msg = f"--out must be in a folder that is there, got {args.out!r}"
+        raise ValueError(msg)

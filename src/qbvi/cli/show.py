@@ -17,10 +17,10 @@ def add_to(commands: Any) -> None:
         "show",
         help="print a saved posterior and how its fit went",
         description="Print a posterior that `qbvi fit`, `qbvi serve` or Fit.save wrote: parameters, diagnostics and scores.",
-        epilog="example:\n  qbvi show qbvi-fit/posterior.npz --interval 0.8\n",
+        epilog="example:\n  qbvi show qbvi-fit --interval 0.8\n",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("posterior", metavar="POSTERIOR", help="the file")
+    parser.add_argument("posterior", metavar="POSTERIOR", help="the file, or the folder of a fit")
     parser.add_argument(
         "--interval", type=share, default=0.95, metavar="P", help="probability of the intervals (%(default)s)"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from qbvi.cli.tabular.recipe import Recipe, Scores
@@ -13,8 +14,9 @@ from qbvi.cli.tabular.table import TableError
 from qbvi.results import Fit, Summary
 from qbvi.storage import load, read_facts, save
 
-__all__ = ["SavedPosterior", "read_posterior", "save_posterior"]
+__all__ = ["POSTERIOR", "SavedPosterior", "read_posterior", "save_posterior"]
 
+POSTERIOR = "posterior.npz"  # in the folder of a fit
 _KEY = "table_fit"
 _RECIPES: dict[str, type[Recipe]] = {"regression": RegressionRecipe, "series": SeriesRecipe}
 
@@ -67,7 +69,8 @@ def save_posterior(posterior: SavedPosterior, path: str) -> None:
 
 
 def read_posterior(path: str) -> SavedPosterior:
-    """Read a file that `save_posterior`, or `qbvi.Fit.save`, wrote."""
+    """Read a file that `save_posterior`, or `qbvi.Fit.save`, wrote; of a folder, the one that ``qbvi fit`` put there."""
+    path = str(Path(path) / POSTERIOR) if Path(path).is_dir() else path
     try:
         facts = read_facts(path)
     except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -11,11 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from qbvi.cli.tabular.table import Table
+from qbvi.cli.tabular.table import Table, TableError
 from qbvi.models import Prediction, StatisticalModel
 from qbvi.results import Fit
 
-__all__ = ["Columns", "Recipe", "Scores", "Spread", "coverage", "density_of", "ends", "portions", "root_mean_square"]
+__all__ = [
+    "Columns",
+    "Recipe",
+    "Scores",
+    "Spread",
+    "coverage",
+    "density_of",
+    "ends",
+    "named_by_column",
+    "portions",
+    "root_mean_square",
+]
 
 Floats = NDArray[np.float64]
 Columns = dict[str, Any]  # of a table of predictions, each of them an array
@@ -99,6 +111,18 @@ class Recipe(ABC):
     def prior_of(self, model: Any) -> Any:
         """The prior that the model is fitted with."""
         return model.prior if self.prior_scale is None else model.normal_prior(self.prior_scale)
+
+
+@contextmanager
+def named_by_column(table: Table, column: str, argument: str) -> Iterator[None]:
+    """Let errors of a model name the file, and the column where they would name an argument."""
+    try:
+        yield
+    except TableError:
+        raise
+    except (ValueError, TypeError) as error:
+        msg = f"{table.path}: {str(error).replace(f'`{argument}`', f'column {column!r}')}"
+        raise TableError(msg) from error
 
 
 def portions(n: int, width: int) -> Iterator[slice]:

@@ -17,6 +17,7 @@ from qbvi.cli.tabular.recipe import (
     coverage,
     density_of,
     ends,
+    named_by_column,
     portions,
     root_mean_square,
 )
@@ -60,6 +61,14 @@ class RegressionRecipe(Recipe):
 
     kinds: ClassVar[Mapping[str, Any]]
 
+    def __post_init__(self) -> None:
+        if len(self.centres) != len(self.scales) or len(self.scales) not in (0, len(self.features)):
+            msg = f"`centres` and `scales` must be one for each feature or none, got {len(self.centres)} and {len(self.scales)}"
+            raise ValueError(msg)
+        if self.weight and self.weight_kind not in self._kind.weight_kinds:
+            msg = f"`weight_kind` must be one of those of {self.model}, got {self.weight_kind!r}"
+            raise ValueError(msg)
+
     @property
     def columns(self) -> tuple[str, ...]:
         """The features, and the column of trials or exposures."""
@@ -75,8 +84,9 @@ class RegressionRecipe(Recipe):
     def trained(self, table: Table) -> DesignModel:
         """The model with its data."""
         covariates, y, weights = self._covariates(table), self._kind.target(self, table), self._weights(table)
-        model: DesignModel = self._kind.build(covariates, y, **weights, intercept=self.intercept)
-        return model
+        with named_by_column(table, self.target, "y"):
+            model: DesignModel = self._kind.build(covariates, y, **weights, intercept=self.intercept)
+            return model
 
     def bare(self) -> DesignModel:
         """The model without its data."""

@@ -26,7 +26,7 @@ def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO |
     if _draws_tables(stream):
         print("\n".join(summary.header), file=stream)
         print_table(summary.cells(), stream)
-        print(*(f"Note: {note}" for note in summary.notes), sep="\n", file=stream)
+        print("".join(f"Note: {note}\n" for note in summary.notes), end="", file=stream)
     else:
         print(summary, file=stream)
     if posterior.scores:

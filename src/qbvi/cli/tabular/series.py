@@ -17,9 +17,10 @@ from qbvi.cli.tabular.recipe import (
     coverage,
     density_of,
     ends,
+    named_by_column,
     root_mean_square,
 )
-from qbvi.cli.tabular.table import Table
+from qbvi.cli.tabular.table import Table, TableError
 from qbvi.models import GARCH, HAR, Prediction
 from qbvi.results import Fit
 
@@ -62,7 +63,8 @@ class SeriesRecipe(Recipe):
 
     def trained(self, table: Table) -> HAR | GARCH:
         """The model of a table's days."""
-        return self._model_of(self.days(table))
+        with named_by_column(table, self.target, "volatility" if self.model == "har" else "returns"):
+            return self._model_of(self.days(table))
 
     def bare(self) -> HAR | GARCH:
         """The model of the days that were kept."""
@@ -72,16 +74,22 @@ class SeriesRecipe(Recipe):
         """The series of a table, checked, less its mean where that was taken off."""
         values = table.numbers(self.target)
         if self.model == "har" and self.log:
-            rule = "be positive, as its logarithm is taken (else --no-log),"
+            rule = "be positive, as its logarithm is taken (else --no-log)"
             table.refuse(self.target, rule, values, values <= 0)
         return values - self.centre
 
     def check(self, table: Table) -> None:
-        """Refuse days that the model cannot take."""
-        self.days(table)
+        """Refuse days that the model cannot take, and those that it has had already."""
+        days = self.days(table)
+        common = min(len(days), len(self.series))
+        if np.array_equal(days[:common], self.series[:common]):
+            msg = f"{table.path}: its first {common} rows are those of the fit; give only the days that follow it"
+            raise TableError(msg)
 
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
         """One row for each of the days that follow, predicted from those before it, and one for the day after the last."""
+        if table is not None:
+            self.check(table)
         later = np.empty(0) if table is None else self.days(table)
         model, flat = self._model_of(np.concatenate([self.series, later])), self._draws(fit, spread)
         parts = [self.bare().predict(flat, later, seed=spread.seed)] if len(later) else []

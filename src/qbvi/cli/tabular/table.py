@@ -61,7 +61,7 @@ class Table:
         if not missing:
             return
         listed = ", ".join(map(repr, missing))
-        hint = nearest(missing[0], dict.fromkeys(self.names)) or f"; it has {_listed(self.names)}"
+        hint = self._nearest(missing[0]) or f"; it has {_listed(self.names)}"
         msg = f"{self.path}: no column {listed}{hint}{self._separator_hint()}"
         raise TableError(msg)
 
@@ -123,6 +123,10 @@ class Table:
     def take(self, positions: NDArray[np.int64]) -> Table:
         """Some of the rows."""
         return Table(self.path, self.frame.iloc[positions], self.rows[positions])
+
+    def _nearest(self, name: str) -> str:
+        same = [known for known in self.names if known.casefold() == name.casefold()]
+        return f"; did you mean {same[0]!r}?" if same else nearest(name, dict.fromkeys(self.names))
 
     def _separator_hint(self) -> str:
         if len(self.names) != 1:
