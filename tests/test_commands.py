@@ -1,8 +1,10 @@
 """`qbvi fit`, `predict` and `show`: the same fits as in Python, predictions by direct computation, and errors in one line."""
 
 import io
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from scipy.stats import norm
 
 import qbvi
 from qbvi import models
+from qbvi.cli import fit as fit_command
 from qbvi.cli import main
 from qbvi.cli.tabular import RegressionRecipe, SavedPosterior, read_posterior, recipe, save_posterior
 from qbvi.cli.tabular.report import print_posterior
@@ -615,6 +618,17 @@ def test_a_reader_that_goes_away_is_no_error(fitted):
     command = f"{sys.executable} -m qbvi show {fitted('logistic')} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_tells_every_option_and_no_other(capsys):
+    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
+    known = set()
+    for command in ("fit", "predict", "show"):
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        known |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out))
+    assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", page)) == known - {"--help"}
+    assert all(f"`{model}`" in page for model in fit_command.MODELS)
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "show"])
