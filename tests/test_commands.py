@@ -211,6 +211,9 @@ def test_rows_with_empty_cells_are_left_out_on_request(here, capsys, tmp_path):
     holes.loc[7, "city"] = None  # no column of the model
     holes.to_parquet(tmp_path / "holes.parquet")
     case = ["fit", "--data", tmp_path / "holes.parquet", "--out", tmp_path / "out", *CASES["logistic"][0]]
+    holes.assign(age=np.nan).to_csv(tmp_path / "none.csv", index=False)
+    error = refused(capsys, *case, "--drop-missing", "--test", tmp_path / "none.csv")
+    assert "none.csv: every row has an empty cell in one of the columns bought, age, income" in error
     error = refused(capsys, *case)
     assert "'age' is empty, NaN or NA in 2 of 200 rows (row 4, 51)" in error
     assert main([str(word) for word in [*case, "--drop-missing"]]) == 0
@@ -369,6 +372,25 @@ def test_predicted_variances_and_the_day_after_the_last(here, fitted):
     assert_allclose(table["upper"][:5], np.quantile(outcomes, 0.95, axis=0))
 
 
+def test_volatility_on_its_own_scale(here, tmp_path):
+    case = ["--model", "har", "--target", "vol", "--no-log", "--out", str(tmp_path)]
+    assert main(["fit", "--data", str(here / "series.csv"), *case]) == 0
+    draws, both = draws_of(tmp_path), np.concatenate([SERIES["vol"], LATER["vol"]])
+    rows = [[1.0, *(both[t - span : t].mean() for span in SPANS)] for t in range(120, 126)]
+    check(predicted(here, tmp_path, "later.csv"), mean=np.mean(draws[:, :-1] @ np.array(rows).T, axis=0))
+
+
+def test_returns_with_a_mean_are_remarked_upon(here, capsys, tmp_path):
+    (SERIES["ret"] + 1).to_csv(tmp_path / "up.csv", index=False)
+    case = ["--model", "garch", "--target", "ret", "--prior-scale", "2", "--out", str(tmp_path)]
+    assert main(["fit", "--data", str(tmp_path / "up.csv"), *case]) == 0
+    assert "the returns have a mean of 1" in capsys.readouterr().out
+    direct = models.GARCH(SERIES["ret"] + 1)
+    fit = direct.fit(direct.normal_prior(2.0), seed=0, on_failure="exclude")
+    same_posterior(read_posterior(str(tmp_path)).fit, fit)
+    assert main(["show", str(tmp_path)]) == 0
+
+
 def test_a_series_needs_no_new_data(fitted, capsys):
     capsys.readouterr()
     assert main(["predict", str(fitted("garch"))]) == 0
@@ -455,6 +477,17 @@ def test_a_terminal_gets_tables_and_names_are_no_markup(fitted):
     print_posterior(read_posterior(str(fitted("multinomial"))), 0.95, screen)
     assert "age[mid]" in screen.getvalue()
     assert "─" in screen.getvalue()
+
+
+def test_a_file_gives_no_orders_to_the_terminal(fitted, capsys, tmp_path):
+    path = fitted("logistic") / "posterior.npz"
+    facts = read_facts(path)["table_fit"]
+    save(qbvi.load(path), tmp_path / "odd.npz", facts={"table_fit": facts | {"data": "x\x1b[2J\x07"}})
+    capsys.readouterr()
+    assert main(["show", str(tmp_path / "odd.npz")]) == 0
+    out = capsys.readouterr().out
+    assert "rows of x?[2J?\n" in out
+    assert "\x1b" not in out
 
 
 # ---------------------------------------------------------------- refusals

@@ -55,10 +55,13 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Fit, print and save; 0 when there is a posterior, 1 when the fit failed, 2 when the request makes no sense."""
-    from qbvi.cli.tabular.report import one_line
+    from qbvi.cli.tabular.report import one_line, silence
 
     try:
         return _run(args)
+    except BrokenPipeError:  # everything was saved before anything was printed
+        silence(sys.stdout)
+        return 0
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"qbvi fit: {one_line(error)}", file=sys.stderr)
         return 2
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from qbvi.cli.tabular import POSTERIOR, SavedPosterior, Spread, save_posterior
-    from qbvi.cli.tabular.report import print_posterior
+    from qbvi.cli.tabular.report import print_posterior, printable
 
     choice, test = _tables(args)
     folder = _folder(args.out)
@@ -80,8 +83,9 @@ def _run(args: argparse.Namespace) -> int:
     scores = {part: recipe.scores(fit, table, Spread(seed=args.seed)) for part, table in tables.items()}
     posterior = SavedPosterior(fit, recipe, Path(args.data).name, len(choice.table), scores)
     save_posterior(posterior, str(folder / POSTERIOR))
+    told = (*choice.notes, *_save_more(posterior, folder, args))
     print_posterior(posterior, args.interval)
-    print("", *choice.notes, *_save_more(posterior, folder, args), sep="\n")
+    print("", *map(printable, told), sep="\n", flush=True)
     return 0
 
 

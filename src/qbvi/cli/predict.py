@@ -81,16 +81,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:
-    from qbvi.cli.tabular import TableError, read_table
+    from qbvi.cli.tabular import read_table
 
     if args.data is None:
         return None
     table = read_table(args.data, args.separator)
     table.require(recipe.columns)
     kept = table.without_missing(recipe.columns) if args.drop_missing else table
-    if not len(kept):
-        msg = f"{args.data}: every row has an empty cell in one of the columns {', '.join(recipe.columns)}"
-        raise TableError(msg)
     if len(kept) < len(table):
         print(f"rows left out because of empty cells: {len(table) - len(kept):,} of {len(table):,}", file=sys.stderr)
     return kept

@@ -176,9 +176,6 @@ def _kept(table: Table, columns: Sequence[str], drop_missing: bool) -> tuple[Tab
     if not drop_missing:
         return table, ()
     kept = table.without_missing(columns)
-    if not len(kept):
-        msg = f"{table.path}: every row has an empty cell in one of the columns {', '.join(columns)}"
-        raise TableError(msg)
     n = len(table) - len(kept)
     return kept, (f"rows left out because of empty cells: {n:,} of {len(table):,}",) if n else ()
 

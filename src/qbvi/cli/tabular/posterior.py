@@ -53,8 +53,8 @@ class SavedPosterior:
 
     def summary(self, interval: float = 0.95) -> Summary:
         """The table of the posterior, entries by their names."""
-        table = self.fit.summary(interval)
-        rows = tuple(row._replace(parameter=self.labels[row.parameter]) for row in table)
+        table, names = self.fit.summary(interval), self.labels
+        rows = tuple(row._replace(parameter=names[row.parameter]) for row in table)
         return Summary(rows, interval, table.header, table.notes)
 
 

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from qbvi.cli.tabular.posterior import SavedPosterior
 from qbvi.cli.tabular.recipe import Scores
 
-__all__ = ["one_line", "print_posterior", "print_table", "silence"]
+__all__ = ["one_line", "print_posterior", "print_table", "printable", "silence"]
 
 Cells = Sequence[Sequence[str]]  # rows of equal length, the head first
 
@@ -22,13 +22,14 @@ def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO |
     stream = sys.stdout if stream is None else stream
     summary = posterior.summary(interval)
     if posterior.recipe is not None:
-        print(f"{posterior.recipe.title}: {posterior.n_rows:,} rows of {posterior.data}", file=stream)
+        title = f"{posterior.recipe.title}: {posterior.n_rows:,} rows of {posterior.data}"
+        print(printable(title), file=stream)
     if _draws_tables(stream):
-        print("\n".join(summary.header), file=stream)
+        print(printable("\n".join(summary.header)), file=stream)
         print_table(summary.cells(), stream)
-        print("".join(f"Note: {note}\n" for note in summary.notes), end="", file=stream)
+        print(printable("".join(f"Note: {note}\n" for note in summary.notes)), end="", file=stream)
     else:
-        print(summary, file=stream)
+        print(printable(str(summary)), file=stream)
     if posterior.scores:
         print(file=stream)
         print_table(_score_cells(posterior.scores), stream)
@@ -36,6 +37,7 @@ def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO |
 
 def print_table(cells: Cells, stream: TextIO) -> None:
     """Print a table: the first column to the left, the others to the right."""
+    cells = [[printable(cell) for cell in row] for row in cells]
     if _draws_tables(stream):
         importlib.import_module("rich.console").Console(file=stream).print(_rich_table(cells))
     else:
@@ -44,7 +46,18 @@ def print_table(cells: Cells, stream: TextIO) -> None:
 
 def one_line(error: BaseException) -> str:
     """An error for people at a shell."""
-    return " ".join(str(error).split()) or type(error).__name__
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    r"""Keep names and notes of a file from giving orders to the terminal.
+
+    Examples
+    --------
+    >>> printable("age\x1b[2J")
+    'age?[2J'
+    """
+    return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
 
 
 def silence(stream: TextIO) -> None:

@@ -118,7 +118,11 @@ class Table:
     def without_missing(self, columns: Sequence[str]) -> Table:
         """Leave out the rows in which one of these columns is empty."""
         self.require(columns)
-        return self.take(np.flatnonzero(np.asarray(self.frame[list(columns)].notna().all(axis=1))))
+        kept = np.flatnonzero(np.asarray(self.frame[list(columns)].notna().all(axis=1)))
+        if not len(kept):
+            msg = f"{self.path}: every row has an empty cell in one of the columns {_listed(columns)}"
+            raise TableError(msg)
+        return self.take(kept)
 
     def take(self, positions: NDArray[np.int64]) -> Table:
         """Some of the rows."""
