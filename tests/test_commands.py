@@ -23,6 +23,7 @@ from qbvi.storage import read_facts, save
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
+DOCS = Path(__file__).parents[1] / "docs"
 FEATURES = ["age", "income"]
 SPANS = (1, 5, 22)
 
@@ -180,6 +181,18 @@ def test_an_offset_is_the_logarithm_of_an_exposure(here, fitted):
     ours, theirs = read_posterior(str(here / "offset")).fit, read_posterior(str(fitted("poisson"))).fit
     assert_allclose(ours.mean["age"], theirs.mean["age"], rtol=1e-6)
     check(predicted(here, here / "offset", "new.csv"), mean=predicted(here, fitted("poisson"), "new.csv")["mean"])
+
+
+def test_counts_without_an_exposure(here, tmp_path):
+    case = ["--model", "poisson", "--target", "claims", "--features", "age", "--out", str(tmp_path)]
+    assert main(["fit", "--data", str(here / "train.csv"), *case]) == 0
+    same_posterior(
+        read_posterior(str(tmp_path)).fit,
+        models.Poisson(TRAIN[["age"]], TRAIN["claims"]).fit(seed=0, on_failure="exclude"),
+    )
+    draws = draws_of(tmp_path)
+    rate = np.exp(draws[:, :1] + draws[:, 1:] @ NEW[["age"]].to_numpy().T)
+    check_means_and_outcomes(predicted(here, tmp_path, "new.csv"), rate, noise().poisson(rate))
 
 
 def test_what_is_saved(fitted, capsys):
@@ -656,7 +669,7 @@ def test_a_reader_that_goes_away_is_no_error(fitted):
 
 
 def test_the_page_tells_every_option_and_no_other(capsys):
-    page = (Path(__file__).parents[1] / "docs" / "commands.md").read_text()
+    page = (DOCS / "commands.md").read_text()
     known = set()
     for command in ("fit", "predict", "show"):
         with pytest.raises(SystemExit, match="0"):
@@ -664,6 +677,9 @@ def test_the_page_tells_every_option_and_no_other(capsys):
         known |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out))
     assert set(re.findall(r"--[a-z]+(?:-[a-z]+)*", page)) == known - {"--help"}
     assert all(f"`{model}`" in page for model in fit_command.MODELS)
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", page)
+    assert links
+    assert all((DOCS / link).exists() for link in links)
 
 
 @pytest.mark.parametrize("command", ["fit", "predict", "show"])

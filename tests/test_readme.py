@@ -8,7 +8,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
-COMMANDS = ROOT / "docs" / "commands.md"
 
 
 def blocks(path):
@@ -37,7 +36,7 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     assert "intercept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [README, GUIDE, MODELS, COMMANDS], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [README, GUIDE, MODELS], ids=lambda p: p.name)
 def test_local_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
     assert links

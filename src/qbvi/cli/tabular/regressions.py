@@ -145,7 +145,7 @@ class RegressionRecipe(Recipe):
     def _weights(self, table: Table) -> dict[str, Floats]:
         """Trials or exposures by the name of the model's argument."""
         if not self.weight:
-            return {}
+            return {"exposure": np.ones(len(table))} if "exposure" in self._kind.weight_kinds else {}
         values = table.numbers(self.weight)
         if self.weight_kind == "trials":
             table.refuse(self.weight, "hold whole numbers from 1", values, (values < 1) | (values % 1 != 0))
