@@ -516,3 +516,53 @@ def test_names_that_clash_are_refused():
             model(pandas.DataFrame({name: X[:, 0]}), y)
     with pytest.raises(ValueError, match="'a' more than once"):
         Logistic(pandas.DataFrame(X, columns=["a", "a"]), BINARY)
+
+
+# ---------------------------------------------------------------- without data, and for other exposures
+
+
+@pytest.mark.parametrize("kind", [Logistic, Linear, Poisson, Binomial])
+def test_models_without_data_predict_as_those_with_data_do(kind):
+    rng = np.random.default_rng(11)
+    X, y = rng.standard_normal((20, 2)), rng.integers(0, 2, 20)
+    further = {"trials": 1} if kind is Binomial else {}
+    model = kind(X, y, **further)
+    bare = type(model).without_data(["x1", "x2"])
+    draws = np.abs(rng.standard_normal((50, len(model.names))))
+    assert bare.names == model.names
+    assert bare.log_likelihood(draws).tolist() == [0.0] * 50  # of no rows
+    for part in ("mean", "expected", "outcomes"):
+        ours, theirs = (getattr(one.predict(draws, X[:4], seed=2), part) for one in (bare, model))
+        np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="give a `scale`"):
+        bare.normal_prior()
+    assert "0 rows" in repr(bare)
+
+
+def test_classes_without_data():
+    model = MultinomialLogistic(np.arange(6.0)[:, None], list("abcabc"), intercept=False)
+    bare = MultinomialLogistic.without_data(["x1"], intercept=False, classes="abc")
+    assert bare.names == model.names
+    np.testing.assert_array_equal(bare.predict([[0.5, 1]], [[2.0]]).mean, model.predict([[0.5, 1]], [[2.0]]).mean)
+    with pytest.raises(ValueError, match="two labels or more"):
+        MultinomialLogistic.without_data(["x1"])
+    with pytest.raises(TypeError, match="22 days"):
+        HAR.without_data(["daily"])
+
+
+def test_predictions_for_exposures_and_trials():
+    """A sum of independent counts over e units is one count with exposure e; so with trials."""
+    theta = np.tile([0.3, -0.2], (4000, 1))
+    rate, p = np.exp(0.3 - 0.2 * 2), 1 / (1 + np.exp(-(0.3 - 0.2 * 2)))
+    counts = Poisson.without_data(["x1"]).predict(theta, [[2.0], [2.0]], exposure=[1.0, 7.5], seed=1)
+    wins = Binomial.without_data(["x1"]).predict(theta, [[2.0], [2.0]], trials=[1, 12], seed=1)
+    np.testing.assert_allclose(counts.mean, [rate, 7.5 * rate])
+    np.testing.assert_allclose(wins.mean, [p, 12 * p])
+    # five standard errors of 4,000 draws; for the variance those of a nearly normal law
+    for outcomes, mean, var in ((counts.outcomes, 7.5 * rate, 7.5 * rate), (wins.outcomes, 12 * p, 12 * p * (1 - p))):
+        assert abs(outcomes[:, 1].mean() - mean) < 5 * np.sqrt(var / 4000)
+        assert abs(outcomes[:, 1].var() / var - 1) < 5 * np.sqrt(2.5 / 4000)
+    with pytest.raises(ValueError, match="`exposure` must be positive"):
+        Poisson.without_data(["x1"]).predict(theta, [[2.0]], exposure=0.0)
+    with pytest.raises(ValueError, match="`trials` must hold whole numbers from 1"):
+        Binomial.without_data(["x1"]).predict(theta, [[2.0]], trials=1.5)

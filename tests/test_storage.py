@@ -262,3 +262,15 @@ def test_contents_that_do_not_fit_together(tmp_path, missing):
         (tmp_path / "damaged").write_bytes(archive_of(**damaged))
         with pytest.raises(ValueError, match="its contents do not fit together"):
             load(tmp_path / "damaged")
+
+
+def test_facts_are_kept_beside_a_fit_and_do_not_touch_it(tmp_path):
+    fit, facts = make_fit(), {"rows": 12, "names": ["a", "é"], "scale": 0.1, "none": None}
+    save(fit, tmp_path / "with.npz", facts=facts)
+    save(fit, tmp_path / "without.npz")
+    assert storage.read_facts(tmp_path / "with.npz") == facts
+    assert storage.read_facts(tmp_path / "without.npz") == {}
+    assert_array_equal(load(tmp_path / "with.npz").q, fit.q)
+    with pytest.raises(TypeError, match="JSON"):
+        save(fit, tmp_path / "code.npz", facts={"f": print})
+    assert not (tmp_path / "code.npz").exists()

@@ -637,6 +637,10 @@ class Summary:
         msg = f"no entry is called {parameter!r}; the first are {', '.join(row.parameter for row in self.rows[:5])}"
         raise KeyError(msg)
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """Return the table as text, head first: numbers to three significant digits of the standard deviation of their row."""
+        return [("", *self._columns()), *((row.parameter, *_cells(row)) for row in self.rows)]
+
     def to_pandas(self) -> Any:
         """Return the table as a pandas.DataFrame, one row per entry, with columns mean, sd, lower, upper."""
         try:
@@ -647,7 +651,8 @@ class Summary:
         return pd.DataFrame(self.rows, columns=list(Row._fields)).set_index("parameter")
 
     def __repr__(self) -> str:
-        table = _aligned([(row.parameter, *_cells(row)) for row in self.rows], ("", *self._columns()))
+        head, *body = self.cells()
+        table = _aligned(body, head)
         notes = [f"Note: {note}" for note in self.notes]
         return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
 

@@ -17,17 +17,18 @@ from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
 from qbvi.supports import UserDefinedError
 
-__all__ = ["load", "save"]
+__all__ = ["load", "read_facts", "save"]
 
 _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, **LAWS}
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
+_FACTS = "facts"  # in the header: what the commands keep beside a fit
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
 
 
-def save(fit: Fit, path: PathLike) -> None:
+def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:
     """Write a fit to one file, whole or not at all.
 
     Parameters
@@ -36,6 +37,8 @@ def save(fit: Fit, path: PathLike) -> None:
         What to write. Functions of the user's (a `LogPrior`, a `Bijection`) are not written; see `load`.
     path : str or path
         Where to; the name is kept as it is given.
+    facts : dict, optional
+        What else to keep, as JSON has it; see `read_facts`.
 
     Examples
     --------
@@ -50,7 +53,7 @@ def save(fit: Fit, path: PathLike) -> None:
     ...     load(f"{folder}/answer.qbvi").elbo
     -1.5
     """
-    archive.write(path, _header(fit), _arrays(fit))
+    archive.write(path, _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -79,6 +82,28 @@ def load(path: PathLike, prior: Any = None) -> Fit:
             raise
         msg = f"{os.fspath(path)!r} is a qbvi file, but its contents do not fit together: {error}; it may be damaged"
         raise ValueError(msg) from error
+
+
+def read_facts(path: PathLike) -> dict[str, Any]:
+    """Read what was saved beside a fit; empty where nothing was.
+
+    Examples
+    --------
+    >>> import tempfile, qbvi
+    >>> from qbvi.families import Gaussian
+    >>> from qbvi.model import Model
+    >>> from qbvi.results import Report
+    >>> fit = Fit(Model(qbvi.Normal(0, 1)), Gaussian(1), Gaussian(1).start(np.zeros(1), np.ones(1)), Report())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save(fit, f"{folder}/answer.qbvi", facts={"rows": 12})
+    ...     read_facts(f"{folder}/answer.qbvi")
+    {'rows': 12}
+    """
+    facts = _read(path)[0].get(_FACTS, {})
+    if type(facts) is not dict:
+        msg = f"{os.fspath(path)!r} is a qbvi file, but its facts are {type(facts).__name__}; it may be damaged"
+        raise ValueError(msg)
+    return facts
 
 
 def _header(fit: Fit) -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from qbvi._version import __version__
-from qbvi.cli import serve
+from qbvi.cli import fit, predict, serve, show
+from qbvi.cli.options import Parser
 
 __all__ = ["main"]
 
-_COMMANDS = (serve,)
+_COMMANDS = (fit, predict, show, serve)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ...
     SystemExit: 0
     """
-    parser = argparse.ArgumentParser(prog="qbvi", description="Posteriors from values of a log-likelihood.")
+    parser = Parser(
+        prog="qbvi",
+        description="Posteriors from values of a log-likelihood.",
+        epilog="`qbvi COMMAND --help` tells more, with examples.",
+    )
     parser.add_argument("--version", action="version", version=f"qbvi {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
     for command in _COMMANDS:

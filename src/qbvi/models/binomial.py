@@ -41,12 +41,13 @@ class Binomial(LinearPredictor):
     np.float64(2.2)
     """
 
+    trials: Floats = np.empty(0)
+
     def __init__(self, X: Any, y: Any, trials: Any, intercept: bool = True) -> None:
         super().__init__(X, intercept)
         n = len(self.design)
         self.y = as_target(y, n)
-        self.trials = as_target(np.full(n, trials) if np.ndim(trials) == 0 else trials, n, argument="trials")
-        refuse("trials", "hold whole numbers from 1", self.trials, (self.trials < 1) | (self.trials % 1 != 0))
+        self.trials = _trials(trials, n)
         refuse("y", "hold whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
         refuse("y", "not exceed `trials`", self.y, self.y > self.trials)
 
@@ -65,11 +66,23 @@ class Binomial(LinearPredictor):
         """Successes less those expected."""
         return np.asarray(data[0] - data[1] * expit(eta))
 
-    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict the probability of success in the rows of ``X_new`` (as `mean` and `expected`), and one trial in each (`outcomes`)."""
-        return super().predict(posterior, X_new, n_draws=n_draws, seed=seed)
+    def predict(
+        self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, trials: Any = 1
+    ) -> Prediction:
+        """Predict successes in the rows of ``X_new``, out of one trial unless told: then `mean` and `expected` are probabilities."""
+        flat, design = self._draws(posterior, n_draws, seed), self.design_of(X_new)
+        of, probability = _trials(trials, len(design)), expit(self._predictors(flat, design))
+        outcomes = self._noise(seed).binomial(of.astype(np.int64), probability).astype(float)
+        return Prediction(of * probability.mean(axis=0), of * probability, outcomes)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and one trial in each row."""
         probability = expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)
+
+
+def _trials(trials: Any, n: int) -> Floats:
+    """One number of trials for each row."""
+    of = as_target(np.full(n, trials) if np.ndim(trials) == 0 else trials, n, argument="trials")
+    refuse("trials", "hold whole numbers from 1", of, (of < 1) | (of % 1 != 0))
+    return of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +31,37 @@ class DesignModel(StatisticalModel):
         Their names: ``intercept``, then the columns of a frame, or ``x1, x2 ...``.
     """
 
+    y: Floats = np.empty(0)  # a model without data has no rows
+
     def __init__(self, X: Any, intercept: bool) -> None:
         columns = as_columns(X)
         _check_constants(columns, intercept)
         if intercept and "intercept" in columns.names:
             msg = "`X` has a column named 'intercept': rename it, or pass intercept=False"
             raise ValueError(msg)
-        self.columns, self.intercept = columns.names, intercept
-        self.design = _with_intercept(columns.values, intercept)
-        self.coefficients = (("intercept",) if intercept else ()) + columns.names
+        self._lay_out(columns, intercept)
+
+    @classmethod
+    def without_data(cls, columns: Sequence[str], intercept: bool = True) -> Self:
+        """Return a model of no rows, which predicts with a posterior that was found before, such as one read from a file.
+
+        Parameters
+        ----------
+        columns
+            Names of the covariates, in the order of the coefficients.
+        intercept
+            Whether the first coefficient is the intercept.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> model = qbvi.models.Logistic.without_data(["age"])
+        >>> model.predict({"intercept": -1.0, "age": 0.5}, [[2.0]]).mean
+        array([0.5])
+        """
+        model = cls.__new__(cls)
+        model._lay_out(Columns(np.empty((0, len(columns))), tuple(columns)), intercept)
+        return model
 
     @property
     def prior(self) -> Any:
@@ -77,10 +99,20 @@ class DesignModel(StatisticalModel):
             Draws from a fit, and the seed for them and for new data.
         """
         flat = self._draws(posterior, n_draws, seed)
-        design = (
-            self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
-        )
-        return self._prediction(flat, design, np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0]))
+        return self._prediction(flat, self.design_of(X_new), self._noise(seed))
+
+    def design_of(self, X_new: Any = None) -> Floats:
+        """Design matrix of new rows, covariates as in `predict`, or that of the data."""
+        return self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
+
+    def _lay_out(self, columns: Columns, intercept: bool) -> None:
+        self.columns, self.intercept = columns.names, intercept
+        self.design = _with_intercept(columns.values, intercept)
+        self.coefficients = (("intercept",) if intercept else ()) + columns.names
+
+    def _noise(self, seed: int) -> np.random.Generator:
+        """Where new data come from: not from where the draws of the parameters do."""
+        return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
     @abstractmethod
     def _gradient(self, flat: Floats) -> Floats:
@@ -98,6 +130,9 @@ class DesignModel(StatisticalModel):
         """One prior for each of the coefficients, as `normal_prior` says."""
         if scale is not None:
             return [Normal(0.0, scale) for _ in self.coefficients]
+        if not len(self.design):
+            msg = f"{type(self).__name__} without data has no units to take its prior from: give a `scale`"
+            raise ValueError(msg)
         centre, unit = self._scale_of_target()
         columns = self.design[:, int(self.intercept) :]
         sd = columns.std(axis=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -50,6 +51,12 @@ class HAR(Linear):
         columns = Columns(_averages(self.volatility, log)[:-1], tuple(_SPANS))
         target = self._scaled(self.volatility[longest:])
         super().__init__(columns, target)
+
+    @classmethod
+    def without_data(cls, columns: Sequence[str], intercept: bool = True) -> Self:
+        """Refuse: a day is predicted from the days before it."""
+        msg = "HAR predicts from the last 22 days of its series: build it with HAR(volatility)"
+        raise TypeError(msg)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
         """Predict one day ahead, on the scale of the regression: the days of the data, or later ones.

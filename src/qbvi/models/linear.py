@@ -43,13 +43,14 @@ class Linear(LinearPredictor):
     2.0
     """
 
+    further_names = ("sigma2",)
+
     def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
         super().__init__(X, intercept)
         if "sigma2" in self.coefficients:
             msg = "`X` has a column named 'sigma2', the name of the noise variance: rename it"
             raise ValueError(msg)
         self.y = as_varying_target(y, len(self.design))
-        self.names = (*self.coefficients, "sigma2")
 
     @property
     def data(self) -> tuple[Floats, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +53,33 @@ class MultinomialLogistic(DesignModel):
     def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
         super().__init__(X, intercept)
         self.classes, self.y = as_classes(y, len(self.design))
-        self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)
+        self._name_parameters()
+
+    @classmethod
+    def without_data(cls, columns: Sequence[str], intercept: bool = True, classes: Sequence[Any] = ()) -> Self:
+        """Return a model of no rows, which predicts with a posterior that was found before.
+
+        Parameters
+        ----------
+        columns, intercept
+            As in the other models.
+        classes
+            The labels in the order of the data, that of the first class first.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> model = qbvi.models.MultinomialLogistic.without_data(["age"], classes=["no", "yes"])
+        >>> model.predict({"intercept[yes]": -1.0, "age[yes]": 0.5}, [[2.0]]).mean
+        array([[0.5, 0.5]])
+        """
+        if len(classes) < 2:
+            msg = f"`classes` must be two labels or more, got {list(classes)}"
+            raise ValueError(msg)
+        model = super().without_data(columns, intercept)
+        model.classes = tuple(classes)
+        model._name_parameters()
+        return model
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -68,6 +95,9 @@ class MultinomialLogistic(DesignModel):
         design, y = data
         log_probability = log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
+
+    def _name_parameters(self) -> None:
+        self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)
 
     def _gradient(self, flat: Floats) -> Floats:
         is_class = self.y[:, None] == np.arange(len(self.classes))

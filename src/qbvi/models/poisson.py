@@ -43,13 +43,14 @@ class Poisson(LinearPredictor):
     np.float64(1.099)
     """
 
+    exposure: Floats = np.empty(0)
+
     def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True) -> None:
         super().__init__(X, intercept)
         n = len(self.design)
         self.y = as_target(y, n)
-        self.exposure = as_target(np.full(n, exposure) if np.ndim(exposure) == 0 else exposure, n, argument="exposure")
+        self.exposure = _exposures(exposure, n)
         refuse("y", "hold counts, whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
-        refuse("exposure", "be positive", self.exposure, self.exposure <= 0)
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -68,14 +69,26 @@ class Poisson(LinearPredictor):
         with np.errstate(over="ignore"):
             return np.asarray(data[0] - data[1] * np.exp(eta))
 
-    def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict counts for the rows of ``X_new``, at an exposure of one."""
-        return super().predict(posterior, X_new, n_draws=n_draws, seed=seed)
+    def predict(
+        self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, exposure: Any = 1.0
+    ) -> Prediction:
+        """Predict counts for the rows of ``X_new``, at an exposure of one unless told."""
+        flat, design = self._draws(posterior, n_draws, seed), self.design_of(X_new)
+        eta = self._predictors(flat, design) + np.log(_exposures(exposure, len(design)))
+        expected, outcomes = self.predicted(flat, eta, self._noise(seed))
+        return Prediction(expected.mean(axis=0), expected, outcomes)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Rates at an exposure of one, and counts."""
+        """Rates, and counts."""
         rate = np.exp(eta)
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
 
     def _scale_of_target(self) -> tuple[float, float]:
         return float(np.log(max(self.y.sum(), 0.5) / self.exposure.sum())), 1.0
+
+
+def _exposures(exposure: Any, n: int) -> Floats:
+    """One exposure for each row."""
+    exposures = as_target(np.full(n, exposure) if np.ndim(exposure) == 0 else exposure, n, argument="exposure")
+    refuse("exposure", "be positive", exposures, exposures <= 0)
+    return exposures

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
+from qbvi.models.inputs import Columns
 
 __all__ = ["LinearPredictor"]
 
@@ -24,9 +25,7 @@ class LinearPredictor(DesignModel):
     columns (S, 1), come after the data.
     """
 
-    def __init__(self, X: Any, intercept: bool) -> None:
-        super().__init__(X, intercept)
-        self.names = self.coefficients
+    further_names: tuple[str, ...] = ()  # of the parameters beyond the coefficients
 
     @abstractmethod
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
@@ -59,6 +58,10 @@ class LinearPredictor(DesignModel):
     def _gradient(self, flat: Floats) -> Floats:
         design, *rest = self.data
         return self.slope_of(self._predictors(flat, design), *rest, *self._others(flat)) @ design
+
+    def _lay_out(self, columns: Columns, intercept: bool) -> None:
+        super()._lay_out(columns, intercept)
+        self.names = self.coefficients + self.further_names
 
     def _prediction(self, flat: Floats, design: Floats, rng: np.random.Generator) -> Prediction:
         expected, outcomes = self.predicted(flat, self._predictors(flat, design), rng)

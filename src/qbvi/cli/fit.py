@@ -1,0 +1,240 @@
+"""``qbvi fit``: a ready-made model and a table in, a posterior out (docs/commands.md)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qbvi.cli.options import positive, seed_number, separator, share, whole
+
+if TYPE_CHECKING:
+    from qbvi.cli.tabular import SavedPosterior, Table
+    from qbvi.cli.tabular.choices import Choice
+
+__all__ = ["add_to", "run"]
+
+MODELS = ("logistic", "multinomial", "linear", "poisson", "binomial", "har", "garch")
+_MOST_MARGINALS, _MOST_PAIRS = 24, 10  # of a legible figure
+
+_EXAMPLES = """\
+models:
+  logistic     target of zeros and ones
+  multinomial  target of labels, text or numbers
+  linear       target of numbers
+  poisson      target of counts; --exposure or --offset
+  binomial     target of successes; --trials
+  har          a column of realized volatility, one row a day, oldest first
+  garch        a column of returns, oldest first
+
+examples:
+  qbvi fit --model logistic --data loans.csv --target default --test-share 0.25
+  qbvi fit --model poisson --data claims.csv --target claims --exposure years --features age,power
+  qbvi fit --model garch --data prices.parquet --target return --demean --out garch-fit
+"""
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "fit",
+        help="fit a ready-made model to a CSV or Parquet file",
+        description="Fit a ready-made model to a table. Prints the posterior and saves it, with pictures, under --out.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_data(parser.add_argument_group("data"))
+    _add_model(parser.add_argument_group("model"))
+    _add_fitting(parser.add_argument_group("fit and output"))
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Fit, print and save; 0 when there is a posterior, 1 when the fit failed, 2 when the request makes no sense."""
+    from qbvi.cli.tabular.report import one_line, silence
+
+    try:
+        return _run(args)
+    except BrokenPipeError:  # everything was saved before anything was printed
+        silence(sys.stdout)
+        return 0
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"qbvi fit: {one_line(error)}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:  # of the likelihood, at some point of the fit
+        print(f"qbvi fit: the fit failed: {one_line(error)}", file=sys.stderr)
+        return 1
+
+
+def _run(args: argparse.Namespace) -> int:
+    from qbvi.cli.tabular import POSTERIOR, SavedPosterior, Spread, save_posterior
+    from qbvi.cli.tabular.report import print_posterior, printable
+
+    choice, test = _tables(args)
+    folder = _folder(args.out)
+    recipe, model = choice.recipe, choice.recipe.trained(choice.table)
+    options = {"family": args.family, "tol": args.tol, "max_evals": args.max_evals, "seed": args.seed}
+    fit = model.fit(recipe.prior_of(model), on_failure="exclude", **options)
+    tables = {"train": choice.table} | ({} if test is None else {"test": test})
+    scores = {part: recipe.scores(fit, table, Spread(seed=args.seed)) for part, table in tables.items()}
+    posterior = SavedPosterior(fit, recipe, Path(args.data).name, len(choice.table), scores)
+    save_posterior(posterior, str(folder / POSTERIOR))
+    told = (*choice.notes, *_save_more(posterior, folder, args))
+    print_posterior(posterior, args.interval)
+    print("", *map(printable, told), sep="\n", flush=True)
+    return 0
+
+
+def _add_data(group: Any) -> None:
+    group.add_argument(
+        "--data", required=True, metavar="FILE", help="CSV (names of columns in the first line) or Parquet"
+    )
+    group.add_argument("--target", required=True, metavar="COLUMN", help="the column to explain")
+    group.add_argument("--features", metavar="A,B,C", help="columns that explain it (all other columns of numbers)")
+    group.add_argument(
+        "--separator", type=separator, default=",", metavar="MARK", help="between the columns of a CSV file (,)"
+    )
+    group.add_argument(
+        "--drop-missing", action="store_true", help="leave rows with empty cells out; else they are refused"
+    )
+    test = group.add_mutually_exclusive_group()
+    test.add_argument(
+        "--test-share",
+        type=share,
+        metavar="SHARE",
+        help="keep this share of the rows for testing: at random, or the last days of a series",
+    )
+    test.add_argument("--test", metavar="FILE", help="test on the rows of this file")
+
+
+def _add_model(group: Any) -> None:
+    group.add_argument(
+        "--model", required=True, choices=MODELS, metavar="MODEL", help=f"one of {', '.join(MODELS)}; see below"
+    )
+    group.add_argument("--no-intercept", action="store_true", help="regressions: leave the intercept out")
+    group.add_argument(
+        "--standardise", action="store_true", help="regressions: bring features to mean 0 and standard deviation 1"
+    )
+    group.add_argument("--trials", metavar="COLUMN", help="binomial: number of trials")
+    group.add_argument("--exposure", metavar="COLUMN", help="poisson: time or population at risk")
+    group.add_argument("--offset", metavar="COLUMN", help="poisson: logarithm of the exposure")
+    group.add_argument("--no-log", action="store_true", help="har: explain the volatility, not its logarithm")
+    group.add_argument("--demean", action="store_true", help="garch: take the mean off the returns")
+    group.add_argument(
+        "--prior-scale",
+        type=positive,
+        metavar="SD",
+        help="standard deviation of the normal priors around zero (from the units of the data)",
+    )
+
+
+def _add_fitting(group: Any) -> None:
+    families = ("auto", "full", "diagonal")
+    group.add_argument("--family", default="auto", choices=families, help="covariance of the posterior (%(default)s)")
+    group.add_argument(
+        "--tol",
+        type=positive,
+        default=0.01,
+        metavar="NATS",
+        help="stop when less is missing from the bound (%(default)s)",
+    )
+    group.add_argument("--max-evals", type=whole, metavar="N", help="budget of likelihood evaluations")
+    group.add_argument("--seed", type=seed_number, default=0, metavar="N", help="same seed, same result (%(default)s)")
+    group.add_argument(
+        "--interval", type=share, default=0.95, metavar="P", help="probability of the intervals printed (%(default)s)"
+    )
+    group.add_argument(
+        "--out", default="qbvi-fit", metavar="DIR", help="folder for what is saved, older files replaced (%(default)s)"
+    )
+
+
+def _tables(args: argparse.Namespace) -> tuple[Choice, Table | None]:
+    """The rows to fit with what is to be done with them, and those to test on; all of them checked."""
+    from qbvi.cli.tabular import read_table
+    from qbvi.cli.tabular.choices import Wishes, choose
+
+    table, test = read_table(args.data, args.separator), None
+    if args.test_share is not None:
+        table, test = _split(table, args.test_share, None if args.model in ("har", "garch") else args.seed)
+    elif args.test is not None:
+        test = read_table(args.test, args.separator)
+    wishes = Wishes(**{part.name: getattr(args, part.name) for part in fields(Wishes)})
+    choice = choose(wishes, table, args.drop_missing)
+    if test is not None and args.drop_missing:
+        test = test.without_missing((choice.recipe.target, *choice.recipe.columns))
+    if test is not None:
+        choice.recipe.check(test)
+    return choice, test
+
+
+def _folder(out: str) -> Path:
+    if Path(out).exists() and not Path(out).is_dir():
+        msg = f"--out must be a folder, got the file {out!r}"
+        raise ValueError(msg)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return Path(out)
+
+
+def _split(table: Table, share: float, seed: int | None) -> tuple[Table, Table]:
+    """Keep a share of the rows: at random or, without a seed, the last ones."""
+    import numpy as np
+
+    n = len(table)
+    n_test = round(share * n)
+    if not 0 < n_test < n:
+        msg = f"--test-share must leave rows to fit and rows to test, got {share:g} of {n} rows"
+        raise ValueError(msg)
+    order = np.arange(n) if seed is None else np.random.default_rng(seed).permutation(n)
+    return table.take(np.sort(order[: n - n_test])), table.take(np.sort(order[n - n_test :]))
+
+
+def _save_more(posterior: SavedPosterior, folder: Path, args: argparse.Namespace) -> list[str]:
+    """Save what is made from the posterior, each part on its own; say what is there and what is not, and why."""
+    from qbvi.cli.tabular import POSTERIOR
+    from qbvi.cli.tabular.report import one_line
+
+    makers: dict[str, Callable[[Path], None]] = {
+        "summary.csv": lambda path: _save_summary(posterior, args.interval, path),
+        **{name: partial(_save_picture, figure) for name, figure in _pictures(posterior).items()},
+        "posterior.nc": lambda path: _save_arviz(posterior, path, args.seed),
+    }
+    saved, missing = [POSTERIOR], dict[str, list[str]]()
+    for name, make in makers.items():
+        try:
+            make(folder / name)
+            saved.append(name)
+        except (ImportError, ValueError, TypeError, OSError, RuntimeError) as error:
+            missing.setdefault(one_line(error), []).append(name)
+    return [
+        f"saved in {folder}: {', '.join(saved)}",
+        *(f"not saved: {', '.join(names)} ({why})" for why, names in missing.items()),
+    ]
+
+
+def _save_summary(posterior: SavedPosterior, interval: float, path: Path) -> None:
+    from qbvi.cli.tabular import write_columns
+
+    rows = posterior.summary(interval).rows
+    columns = {name: [getattr(row, name) for row in rows] for name in rows[0]._fields}
+    write_columns(columns, str(path), None)
+
+
+def _pictures(posterior: SavedPosterior) -> dict[str, Callable[[], Any]]:
+    fit, names = posterior.fit, list(posterior.labels.items())
+    pictures: dict[str, Callable[[], Any]] = {
+        "trace.png": fit.plot_trace,
+        "marginals.png": lambda: fit.plot_marginals(dict(names[:_MOST_MARGINALS])),
+    }
+    return pictures | ({"pairs.png": lambda: fit.plot_pairs(dict(names[:_MOST_PAIRS]))} if len(names) > 1 else {})
+
+
+def _save_picture(draw: Callable[[], Any], path: Path) -> None:
+    draw().savefig(path, dpi=200)
+
+
+def _save_arviz(posterior: SavedPosterior, path: Path, seed: int) -> None:
+    posterior.fit.to_arviz(seed=seed).to_netcdf(str(path))

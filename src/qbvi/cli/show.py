@@ -1,0 +1,43 @@
+"""``qbvi show``: a saved posterior in words and numbers (docs/commands.md)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from qbvi.cli.options import share
+
+__all__ = ["add_to", "run"]
+
+
+def add_to(commands: Any) -> None:
+    """Declare the command and its arguments."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "show",
+        help="print a saved posterior and how its fit went",
+        description="Print a posterior that `qbvi fit`, `qbvi serve` or Fit.save wrote: parameters, diagnostics and scores.",
+        epilog="example:\n  qbvi show qbvi-fit --interval 0.8\n",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("posterior", metavar="POSTERIOR", help="the file, or the folder of a fit")
+    parser.add_argument(
+        "--interval", type=share, default=0.95, metavar="P", help="probability of the intervals (%(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; 0 when there was a posterior, 2 when there was none."""
+    from qbvi.cli.tabular import read_posterior
+    from qbvi.cli.tabular.report import one_line, print_posterior, silence
+
+    try:
+        print_posterior(read_posterior(args.posterior), args.interval)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence(sys.stdout)
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"qbvi show: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0

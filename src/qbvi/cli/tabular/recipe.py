@@ -1,0 +1,177 @@
+"""What a posterior from a table is of: all that has to be known beside it to predict and to judge it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from qbvi.cli.tabular.table import Table, TableError
+from qbvi.models import Prediction, StatisticalModel
+from qbvi.results import Fit
+
+__all__ = [
+    "Columns",
+    "Recipe",
+    "Scores",
+    "Spread",
+    "coverage",
+    "density_of",
+    "ends",
+    "named_by_column",
+    "portions",
+    "root_mean_square",
+]
+
+Floats = NDArray[np.float64]
+Columns = dict[str, Any]  # of a table of predictions, each of them an array
+Scores = dict[str, float]
+
+_CELLS = 4_000_000  # draws times rows that are held at once
+
+
+class Spread(NamedTuple):
+    """How a prediction is made from a posterior."""
+
+    n_draws: int = 1000
+    seed: int = 0
+    interval: float = 0.9
+
+
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """A model by name and the columns it was given.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model, as given to ``--model``.
+    target : str
+        The column that is explained.
+    prior_scale : float, optional
+        Standard deviation of the normal priors; the model's own by default.
+    """
+
+    model: str
+    target: str
+    prior_scale: float | None = None
+
+    kinds: ClassVar[Mapping[str, Any]]
+
+    @classmethod
+    def from_facts(cls, facts: Mapping[str, Any]) -> Self:
+        """Undo `to_facts`; a ValueError where something else stands there."""
+        hints = get_type_hints(cls)
+        words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in fields(cls)}
+        if words["model"] not in cls.kinds:
+            msg = f"`model` must be one of {', '.join(cls.kinds)}, got {words['model']!r}"
+            raise ValueError(msg)
+        return cls(**words)
+
+    def to_facts(self) -> dict[str, Any]:
+        """Describe this recipe by plain data."""
+        return asdict(self)
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, ...]:
+        """What a table must have for a prediction."""
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What is explained by what, in a line."""
+
+    @abstractmethod
+    def trained(self, table: Table) -> StatisticalModel:
+        """The model with its data."""
+
+    @abstractmethod
+    def bare(self) -> StatisticalModel:
+        """The model as far as it is known without the table it was fitted to."""
+
+    @abstractmethod
+    def check(self, table: Table) -> None:
+        """Refuse a table whose targets or columns are not of the kind that the model takes."""
+
+    @abstractmethod
+    def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
+        """One row for each row of the table: means, probabilities, and the ends of intervals."""
+
+    @abstractmethod
+    def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
+        """How well the targets of a table are predicted."""
+
+    def prior_of(self, model: Any) -> Any:
+        """The prior that the model is fitted with."""
+        return model.prior if self.prior_scale is None else model.normal_prior(self.prior_scale)
+
+
+@contextmanager
+def named_by_column(table: Table, column: str, argument: str) -> Iterator[None]:
+    """Let errors of a model name the file, and the column where they would name an argument."""
+    try:
+        yield
+    except TableError:
+        raise
+    except (ValueError, TypeError) as error:
+        msg = f"{table.path}: {str(error).replace(f'`{argument}`', f'column {column!r}')}"
+        raise TableError(msg) from error
+
+
+def portions(n: int, width: int) -> Iterator[slice]:
+    """Parts of n rows, so many that ``width`` numbers for each of them fit into the memory."""
+    length = max(1, _CELLS // width)
+    return (slice(start, min(start + length, n)) for start in range(0, n, length))
+
+
+def ends(draws: Floats, interval: float) -> tuple[Floats, Floats]:
+    """Equal-tailed interval over the first axis."""
+    lower, upper = np.quantile(draws, [(1 - interval) / 2, (1 + interval) / 2], axis=0)
+    return lower, upper
+
+
+def density_of(terms: Floats) -> Floats:
+    """Log predictive density of every row, the draws being averaged over: (S, n) -> (n,)."""
+    return np.asarray(logsumexp(terms, axis=0) - np.log(len(terms)))
+
+
+def coverage(prediction: Prediction, y: Floats, interval: float) -> Floats:
+    """Whether each target lies in its predictive interval."""
+    lower, upper = ends(prediction.outcomes, interval)
+    return ((lower <= y) & (y <= upper)).astype(float)
+
+
+def root_mean_square(errors: Floats) -> float:
+    """The size of errors."""
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    str: (str,),
+    bool: (bool,),
+    float: (float, int),
+    float | None: (float, int, type(None)),
+    str | None: (str, type(None)),
+}
+_ITEMS: dict[Any, tuple[type, ...]] = {
+    tuple[str, ...]: (str,),
+    tuple[float, ...]: (float, int),
+    tuple[str | int | float, ...]: (str, int, float),
+}
+
+
+def _as(hint: Any, value: Any, name: str) -> Any:
+    """A value from a file, if it is of the type that the field has."""
+    if hint in _PLAIN and isinstance(value, _PLAIN[hint]):
+        return value
+    if hint in _ITEMS and isinstance(value, list) and all(isinstance(item, _ITEMS[hint]) for item in value):
+        return tuple(value)
+    msg = f"`{name}` must be {hint}, got {value!r:.40}"
+    raise ValueError(msg)

@@ -1,0 +1,105 @@
+"""What the commands print: tables by rich on a terminal where it is installed, plain text otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from qbvi.cli.tabular.posterior import SavedPosterior
+from qbvi.cli.tabular.recipe import Scores
+
+__all__ = ["one_line", "print_posterior", "print_table", "printable", "silence"]
+
+Cells = Sequence[Sequence[str]]  # rows of equal length, the head first
+
+
+def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO | None = None) -> None:
+    """Print what was fitted, how it went, the table of parameters and the scores."""
+    stream = sys.stdout if stream is None else stream
+    summary = posterior.summary(interval)
+    if posterior.recipe is not None:
+        title = f"{posterior.recipe.title}: {posterior.n_rows:,} rows of {posterior.data}"
+        print(printable(title), file=stream)
+    if _draws_tables(stream):
+        print(printable("\n".join(summary.header)), file=stream)
+        print_table(summary.cells(), stream)
+        print(printable("".join(f"Note: {note}\n" for note in summary.notes)), end="", file=stream)
+    else:
+        print(printable(str(summary)), file=stream)
+    if posterior.scores:
+        print(file=stream)
+        print_table(_score_cells(posterior.scores), stream)
+
+
+def print_table(cells: Cells, stream: TextIO) -> None:
+    """Print a table: the first column to the left, the others to the right."""
+    cells = [[printable(cell) for cell in row] for row in cells]
+    if _draws_tables(stream):
+        importlib.import_module("rich.console").Console(file=stream).print(_rich_table(cells))
+    else:
+        print("\n".join(_plain(cells)), file=stream)
+
+
+def one_line(error: BaseException) -> str:
+    """An error for people at a shell."""
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    r"""Keep names and notes of a file from giving orders to the terminal.
+
+    Examples
+    --------
+    >>> printable("age\x1b[2J")
+    'age?[2J'
+    """
+    return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
+
+
+def silence(stream: TextIO) -> None:
+    """Let nothing more be written to a reader that has gone away, such as ``head``."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _draws_tables(stream: TextIO) -> bool:
+    """Whether there is a terminal, and rich to draw on it. What goes into a file or a pipe stays plain."""
+    return stream.isatty() and importlib.util.find_spec("rich") is not None
+
+
+def _rich_table(cells: Cells) -> Any:
+    """Cells are text, never markup: ``age[yes]`` is no style."""
+    table = importlib.import_module("rich.table").Table(box=importlib.import_module("rich.box").SIMPLE_HEAD)
+    text = importlib.import_module("rich.text").Text
+    head, *body = cells
+    for place, title in enumerate(head):
+        table.add_column(text(title), justify="right" if place else "left", overflow="fold")
+    for row in body:
+        table.add_row(*map(text, row))
+    return table
+
+
+def _plain(cells: Cells) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def _score_cells(scores: Mapping[str, Scores]) -> list[list[str]]:
+    measures = list(dict.fromkeys(name for told in scores.values() for name in told))
+    body = [[name, *(_number(name, told.get(name)) for told in scores.values())] for name in measures]
+    return [["", *scores], *body]
+
+
+def _number(measure: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if measure == "rows" else f"{value:.4g}"
