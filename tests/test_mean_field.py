@@ -381,3 +381,60 @@ def test_a_start_outside_of_the_support_is_refused():
         qbvi.fit(lambda p: 0.0, {"v": qbvi.InverseGamma(3, 1)}, init={"v": -1.0})
     with pytest.raises(ValueError, match="'p' must lie"):
         qbvi.fit(lambda p: 0.0, {"p": qbvi.Dirichlet([1.0, 1.0])}, init={"p": [0.5, 0.7]})
+
+
+# What went wrong for users once.
+
+
+@pytest.mark.parametrize(
+    ("f", "prior", "init", "exact"),
+    [
+        (lambda r: 2.0 * r, qbvi.Bernoulli(0.5), 0, math.log(0.5 + 0.5 * math.exp(2))),
+        (lambda r: 2.0 * r.sum(), qbvi.Bernoulli(0.5, shape=2), [1, 0], 2 * math.log(0.5 + 0.5 * math.exp(2))),
+        (lambda r: -0.1 * r, qbvi.Poisson(3.0), 0, 3 * (math.exp(-0.1) - 1)),
+        (lambda r: -0.1 * r, qbvi.NegativeBinomial(2, 0.3), 0, 2 * math.log(0.3 / (1 - 0.7 * math.exp(-0.1)))),
+        (lambda r: 18 * np.log(r) - 4 * r, qbvi.Gamma(2, 1), 1e-5, gammaln(20) - gammaln(2) - 20 * math.log(5)),
+        (lambda r: 3 * np.log(r) + 2 * np.log1p(-r), qbvi.Beta(1, 1), 1 - 1e-6, math.log(math.factorial(3) * 2 / 720)),
+    ],
+    ids=["switch", "switches", "count", "failures", "rate", "probability"],
+)
+def test_a_start_on_the_edge_is_left(f, prior, init, exact):
+    """Conjugate, so the bound is the evidence; a start that puts all mass on one value must not be taken for the answer."""
+    fit = qbvi.fit(f, prior, init=init, seed=1)
+    assert fit.converged
+    np.testing.assert_allclose(fit.elbo, exact, atol=1e-6)
+
+
+@pytest.mark.parametrize("tilt", [10.0, 10.3])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_saddle_is_left(tilt, seed):
+    """Two switches that want to be equal: half and half is stationary, and 3.6 nats below the best product."""
+    fit = qbvi.fit(lambda z: 20.0 * z[0] * z[1] - tilt * (z[0] + z[1]), qbvi.Bernoulli(0.5, shape=2), seed=seed)
+    assert fit.converged
+    assert fit.elbo > -1.40  # log(1/4) and a little at (0, 0)
+
+
+def test_factors_that_depend_strongly_are_not_called_converged_far_from_the_best_product():
+    """Only N p is known: the best product is at -37.89, and log p / q varies by tens of nats under any that is found."""
+    y = np.array([24.0, 22, 27, 21, 26])
+    prior = {"N": qbvi.Poisson(60.0), "p": qbvi.Beta(1, 1)}
+    for seed in range(3):
+        fit = qbvi.fit(lambda p: -0.5 * np.sum((y - p["N"] * p["p"]) ** 2), prior, seed=seed)
+        assert not fit.converged or fit.elbo > -38.4
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        qbvi.Exponential(2.0),
+        qbvi.Beta(2, 2),
+        qbvi.Dirichlet([1.0, 1.0, 1.0]),
+        qbvi.Poisson(2.0),
+        qbvi.InverseWishart(5.0, np.eye(2)),
+    ],
+    ids=lambda prior: type(prior).__name__,
+)
+def test_several_starts_with_laws(prior):
+    fit = qbvi.fit(lambda x: -float(np.sum((x - 0.3) ** 2)), prior, n_starts=3, seed=0)
+    assert np.isfinite(fit.elbo)
+    assert any("starts" in note for note in fit.notes)

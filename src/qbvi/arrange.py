@@ -137,6 +137,12 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
         names = (key,) if isinstance(key, str) else tuple(key)
         for name in names:
             pick("family", name, {name: name for name in priors})
+        if not isinstance(kind, str):
+            msg = f"`family` must give a name for {key!r}, such as 'full' or 'gamma', got {kind!r}"
+            raise TypeError(msg)
+        if kind == "log-normal" and any(priors[name].support != Positive() for name in names):
+            msg = f"`family` can be 'log-normal' only for positive parameters, got it for {', '.join(map(repr, names))}"
+            raise ValueError(msg)
         listed.append(_Factor(pick("family", kind, kinds), names))
     _check_once([name for factor in listed for name in factor.names])
     seen = {name for factor in listed for name in factor.names}

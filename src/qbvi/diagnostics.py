@@ -8,6 +8,7 @@ from scipy.stats import chi2
 
 __all__ = ["objection_to", "pareto_khat", "still_to_gain"]
 
+_FAR_OFF = 6.0  # nats: the spread of log p / q beyond which fresh draws prove nothing about the bound
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
 
 
@@ -36,8 +37,8 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
         # It takes minus the logarithm of the ratios, as leave-one-out does.
         with np.errstate(all="ignore"):
             _, khat = array_stats.psislw(h.max() - h)
-    except ValueError:  # the largest ratios are all equal: no tail to fit
-        return float("-inf"), ()
+    except ValueError:  # the largest ratios are all equal, as those of whole numbers often are: no tail to fit
+        return float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
@@ -53,6 +54,10 @@ def objection_to(khat: float, h: NDArray[np.float64]) -> str:
     >>> objection_to(0.5, np.zeros(100))
     ''
     """
+    if h.std() > _FAR_OFF:
+        return f", but log p / q varies by {h.std():.2g} nats under the result: it is far from the posterior, and its bound hardly known"
+    if not np.isfinite(khat):
+        return ", but one importance ratio outweighs all others" if khat == np.inf else ""
     tail = min(0.2 * h.size, 3 * np.sqrt(h.size))
     missing = np.log(np.mean(np.exp(h - h.max()))) + h.max() - h.mean()
     if missing < 0.05 or not khat - 1.5 * (1 + khat) / np.sqrt(tail) > 0.7:
@@ -85,7 +90,10 @@ def still_to_gain(
     design = np.column_stack([np.ones(n), features])
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     w = inverse @ (design.T @ h)
-    spread = (design * ((h - design @ w) / (1 - np.sum(design @ inverse * design, axis=1)))[:, None]) @ inverse
+    left = np.maximum(
+        1 - np.sum(design @ inverse * design, axis=1), 1e-3
+    )  # a draw alone in its place tells only of itself
+    spread = (design * ((h - design @ w) / left)[:, None]) @ inverse
     cov, w = (spread.T @ spread)[1:, 1:], w[1:]
     statistic = float(w @ np.linalg.lstsq(cov, w, rcond=1e-12)[0])
     gain = 0.5 * float(w @ w - np.trace(cov))

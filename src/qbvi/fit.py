@@ -126,6 +126,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     """
     model, posterior = arrange(prior, family)
     batches = _batches(log_likelihood, data, batch_size)
+    if isinstance(log_likelihood, ShardedLikelihood) and not vectorized:
+        msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
+        raise ValueError(msg)
+    timeout = None if timeout is None else positive_number("timeout", timeout)
     n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol))
     seed = resumed_seed(seed, checkpoint)

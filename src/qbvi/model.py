@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
-from qbvi.supports import Shape, UserDefinedError, like
+from qbvi.supports import Elementwise, Shape, UserDefinedError, like
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
 
@@ -191,6 +191,19 @@ class Model:
         """Which columns of ``u`` hold whole numbers: (d,)."""
         sizes = [p.columns.stop - p.columns.start for p in self.parameters]
         return np.repeat([p.distribution.support.is_discrete for p in self.parameters], sizes)
+
+    def room(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Distance of each coordinate of a point (d,) to the end of its support: infinite for all but native numbers on an interval."""
+        room = np.full(self.dim, np.inf)
+        for p in self.parameters:
+            if (
+                p.is_native
+                and isinstance(p.distribution.support, Elementwise)
+                and not p.distribution.support.is_discrete
+            ):
+                low, high = p.distribution.support.bounds(p.shape)
+                room[p.columns] = np.minimum(u[p.columns] - low, high - u[p.columns])
+        return room
 
     def flatten(self, values: Any) -> Array:
         """Lay n constrained values side by side: structure of ``(n, *shape)`` -> (n, len(labels))."""

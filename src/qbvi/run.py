@@ -273,7 +273,7 @@ class Run:
         can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._looks < _MOST_LOOKS
         if not can_go_on or self._left() < 3 * fresh:
             return False
-        self._look = yield from self._look_at(self._state.q, fresh)
+        self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)  # methods think in pairs
         self._looks += 1
         return not self._look.failed and self._gain(self._look, *_SUSPICION) > 0
 
@@ -341,7 +341,7 @@ class Run:
             loc = self.model.unconstrain(init)
         # A narrow start tells differences; whole numbers have none that are small.
         scale = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
-        return self.family.start(loc, scale)
+        return self.family.start(loc, np.minimum(scale, 0.5 * self.model.room(loc)))
 
     def _record(self, turn: _Turn) -> None:
         self._history.append(

@@ -20,10 +20,14 @@ _APART = 3.0  # standard deviations between two means that make them different a
 
 
 def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
-    """Draw n unconstrained points, spread as the prior suggests."""
+    """Draw n points, spread as the prior suggests: on the unconstrained scale, native parameters from the prior itself."""
     loc, scale = model.initial()
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
-    return [loc + scale * z for z in rng.standard_normal((n, model.dim))]
+    points = loc + scale * rng.standard_normal((n, model.dim))
+    for p in model.parameters:
+        if p.is_native and p.distribution.can_sample:
+            points[:, p.columns] = np.reshape(p.distribution.sample(rng, n), (n, -1))
+    return list(points)
 
 
 def best_of(fits: Sequence[Fit]) -> Fit:

@@ -338,6 +338,10 @@ class Poisson(ExponentialFamily):
         """The law with this mean."""
         return np.clip(np.log(np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS, _LOG_COUNT)
 
+    def one_defensive(self, lam: Floats) -> Floats:
+        """A mean of at least a half, so that values other than zero are seen."""
+        return np.maximum(lam, np.log(0.5))
+
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """Log rate."""
         rate = np.asarray(parameters["rate"], dtype=np.float64)[..., None]
@@ -428,6 +432,10 @@ class NegativeBinomial(ExponentialFamily):
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The law with this mean."""
         return np.maximum(-np.log1p(self.count / np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS)
+
+    def one_defensive(self, lam: Floats) -> Floats:
+        """A mean of at least a half, so that values other than zero are seen."""
+        return np.asarray(np.maximum(lam, -np.log1p(2.0 * self.count)))
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """log(1 - p), within what double precision can hold."""

@@ -184,7 +184,7 @@ class ExponentialFamily(Family):
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
         with np.errstate(all="ignore"):  # moments that no member has may give anything
-            lam = self.one_from_moments(self._values(loc), self._values(scale))
+            lam = self.one_defensive(self.one_from_moments(self._values(loc), self._values(scale)))
             inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
         if not inside:
             given = f"mean {np.asarray(loc).tolist()} and sd {np.asarray(scale).tolist()}"

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from scipy.linalg import block_diag
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
+from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.product import Product
 from qbvi.random import Sobol, orthogonal_pairs
 from qbvi.regression.correction import believed
@@ -55,6 +56,7 @@ Floats = NDArray[np.float64]
 
 _SMALLEST = 1 / 64  # factor by which a step may shrink a precision
 _SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that a step of the mean believes
+_PUSH = 0.7  # length of the step off a saddle: a quarter of a nat in KL
 _NODES = 2048  # draws from q over which the surrogate is integrated, at least; eight for each natural parameter
 
 
@@ -65,6 +67,8 @@ class _Answer(NamedTuple):
     bound_se: float
     w: Floats  # (k,) coefficients of the family's features
     C: Floats  # (d, d) curvature along all Gaussian coordinates, whether the family follows it or not
+    coupling: Floats  # (k, k) coefficients of products of features of different groups
+    surrogate: Callable[[Floats], Floats]  # of whitened coordinates (n, n_whitened) -> (n,)
     error: float  # nats that the error of w is expected to cost
     scale: float  # variance of what no member of the family follows
     hyper: Hyper
@@ -139,6 +143,9 @@ class MeanFieldRegression(Regression):
         longest = 1 / (1 - repeated) if repeated < 0 else 1.0  # back and forth: the zero in between, by the secant rule
         move = _longest(family, state, known, longest)
         gap = self._gap(known, move, repeated)
+        escape = _escape(family, state.q, known, 10 * self.tol) if gap < self.tol else None
+        if escape is not None:  # settled on a saddle: leave it
+            move, gap = escape, math.inf
         return _moved(state, known, move), _info(known, move, gap, h)
 
     def _gap(self, known: _Answer, move: _Move, repeated: float) -> float:
@@ -154,19 +161,20 @@ def _answer(family: Family, state: State) -> _Answer:
     system, hyper = found.system, found.hyper
     solved = system.solve(hyper)
     left_out = leave_pairs_out(solved, found.pair)
-    bound, w = _projection(
-        family,
-        state.q,
-        lambda x: system.predict(hyper, solved, x, _free(family, x)),
-        np.max(np.sum(system.points.z**2, axis=1)),
-    )
+
+    def surrogate(x: Floats) -> Floats:
+        return system.predict(hyper, solved, x, _free(family, x))
+
+    projection = _projection(family, state.q, surrogate, float(np.max(np.sum(system.points.z**2, axis=1))))
     correction, noise = _unseen(family, state, found, left_out.residuals)
     keep = believed(float(correction @ correction), noise, family.size)
     variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
     return _Answer(
-        bound=bound,
+        bound=projection.bound,
         bound_se=math.sqrt(variance / found.alike),
-        w=w + keep * correction,
+        w=projection.w + keep * correction,
+        coupling=projection.coupling,
+        surrogate=surrogate,
         C=system.curvature(hyper, solved, _is_gaussian(family)),
         error=0.5 * (family.size * variance / found.alike + keep * noise),
         scale=system.scale(left_out, hyper),
@@ -183,44 +191,78 @@ def _weights(family: Family, state: State, found: Regressed, m: int) -> Floats:
     return np.asarray(weights / np.sum(weights))
 
 
-def _projection(
-    family: Family, q: Array, surrogate: Callable[[Floats], Floats], farthest: float
-) -> tuple[float, Floats]:
+class _Projection(NamedTuple):
+    bound: float
+    w: Floats  # (k,)
+    coupling: Floats  # (k, k)
+
+
+def _projection(family: Family, q: Array, surrogate: Callable[[Floats], Floats], farthest: float) -> _Projection:
     """Mean of the surrogate under q, and its coefficients on the features of the family: least squares over many draws.
 
-    Products of features of different factors take part too. They are orthogonal to what is wanted, so they change nothing but the error: what they explain
-    does not disturb.
+    Products of features of different groups take part too. They are orthogonal to what is wanted, so they change nothing but the error: what they explain
+    does not disturb. Their coefficients are how the groups are coupled.
     """
     reference = family.defensive(q)
     nodes = family.transport(reference, _normals(family))
     x, psi = family.coordinates(reference, nodes), family.features(q, nodes)
     known = np.sum(x**2, axis=1) <= 1.5 * farthest  # polynomials say nothing beyond the points they were fitted to
-    design = np.column_stack([np.ones(len(psi)), psi, *_products(family, x, psi)])[known]
+    first, second = _pairs(family, len(psi))
+    design = np.column_stack([np.ones(len(psi)), psi, psi[:, first] * psi[:, second], _unfollowed(family, x)])[known]
     root = np.exp(0.5 * (family.log_prob(q, nodes) - family.log_prob(reference, nodes)))[known]
-    coefficients = np.linalg.lstsq(root[:, None] * design, root * surrogate(x[known]), rcond=None)[0]
-    return float(coefficients[0]), coefficients[1 : 1 + family.size]
+    found = np.linalg.lstsq(root[:, None] * design, root * surrogate(x[known]), rcond=None)[0]
+    coupling = np.zeros((family.size, family.size))
+    coupling[first, second] = coupling[second, first] = found[1 + family.size : 1 + family.size + len(first)]
+    return _Projection(float(found[0]), found[1 : 1 + family.size], coupling)
 
 
-def _products(family: Family, x: Floats, psi: Floats) -> list[Floats]:
-    """Products of features that belong to independent groups, and those of Gaussian coordinates that the family does not follow."""
+def _pairs(family: Family, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Features of different independent groups, pair by pair; none where they would be too many for n draws."""
+    sizes = [size for f in _factors(family) for size in _groups(f)]
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    first, second = np.nonzero(group[:, None] < group[None, :])
+    return (first, second) if len(first) <= n // 4 else (first[:0], second[:0])
+
+
+def _groups(factor: Family) -> list[int]:
+    """Sizes of its independent groups of features: one for a Gaussian, one for each copy of a law."""
+    if isinstance(factor, ExponentialFamily):
+        return [factor.n_statistics] * factor.copies
+    return [factor.size]
+
+
+def _unfollowed(family: Family, x: Floats) -> Floats:
+    """Products of Gaussian coordinates that the family does not follow: (n, n_whitened) -> (n, m)."""
     factors = _factors(family)
-    groups: list[Floats] = []
-    unfollowed: list[Floats] = []
-    ends = np.cumsum([0, *(f.size for f in factors)])
-    places = np.cumsum([0, *(f.n_whitened for f in factors)])
-    for i, factor in enumerate(factors):
-        own = psi[:, ends[i] : ends[i + 1]]
+    places = np.split(np.arange(x.shape[1]), np.cumsum([f.n_whitened for f in factors])[:-1])
+    columns = [np.empty((len(x), 0))]
+    for factor, at in zip(factors, places, strict=True):
         if isinstance(factor, GaussianFamily):
-            groups.append(own)
             missing = np.tril(factor.restrict(np.ones((factor.dim, factor.dim))) == 0)
-            z = x[:, places[i] : places[i + 1]]
-            unfollowed.append((z[:, :, None] * z[:, None, :])[:, missing])
-        else:
-            groups.extend(np.split(own, getattr(factor, "copies", 1), axis=1))
-    pairs = [(a, b) for a, b in combinations(groups, 2)]
-    if sum(a.shape[1] * b.shape[1] for a, b in pairs) > len(psi) // 4:
-        return unfollowed
-    return unfollowed + [np.reshape(a[:, :, None] * b[:, None, :], (len(psi), -1)) for a, b in pairs]
+            z = x[:, at]
+            columns.append((z[:, :, None] * z[:, None, :])[:, missing])
+    return np.concatenate(columns, axis=1)
+
+
+def _escape(family: Family, q: Array, known: _Answer, worth: float) -> _Move | None:
+    """A step off a saddle, where q has settled on one: each group alone is at its best, but two together are not.
+
+    The coupling of groups tells where to look, and the surrogate whether the bound rises there by more than ``worth`` nats.
+    """
+    strength, axes = np.linalg.eigh(known.coupling)
+    if strength[-1] < 1:
+        return None
+    moves = [_at(family, q, known._replace(w=sign * _PUSH * axes[:, -1]), 1.0) for sign in (1, -1)]
+    tried = [move._replace(gain=_rise(family, q, known, move)) for move in moves if move.is_inside]
+    best = max(tried, key=lambda move: move.gain, default=None)
+    return best if best is not None and best.gain > worth else None
+
+
+def _rise(family: Family, q: Array, known: _Answer, move: _Move) -> float:
+    """Rise of the bound from q to where a step leads, as the surrogate sees it."""
+    there = family.transport(move.q, _normals(family))
+    heights = known.surrogate(family.coordinates(family.defensive(q), there))
+    return float(np.mean(heights)) - known.bound - move.kl
 
 
 def _unseen(family: Family, state: State, found: Regressed, errors: Floats) -> tuple[Floats, float]:
