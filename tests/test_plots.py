@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 from scipy import integrate, stats
 
+import qbvi
 from qbvi import plots
 from qbvi.distributions import (
     Beta,
@@ -293,3 +294,16 @@ def test_without_matplotlib(monkeypatch):
         fit.plot_trace()
     monkeypatch.undo()
     assert importlib.import_module("qbvi.plots") is plots
+
+
+def test_whole_numbers_are_bars_and_variances_stay_positive():
+    prior = {"z": qbvi.Bernoulli(0.3), "n": qbvi.Poisson(4.0), "v": qbvi.InverseGamma(3, 1)}
+    fit = qbvi.fit(lambda p: 1.5 * p["z"] - 0.2 * p["n"] - 1 / p["v"], prior, seed=1)
+    switch, count, variance = fit.plot_marginals().axes
+    heights = [bar.get_height() for bar in switch.patches]
+    np.testing.assert_allclose(heights, [1 - fit.mean["z"], fit.mean["z"]], atol=0.01)  # shares of 8,192 draws
+    assert len(count.patches) > 5
+    x = variance.lines[0].get_xdata()
+    assert not variance.patches
+    assert x.min() > 0
+    assert len(fit.plot_pairs().axes) > 3

@@ -23,7 +23,7 @@ from qbvi.distributions import Dirichlet, Distribution
 from qbvi.distributions.base import Independent
 from qbvi.naming import nearest
 from qbvi.results import Block, Fit, Marginal
-from qbvi.supports import Interval, Simplex
+from qbvi.supports import Elementwise, Interval, PositiveDefinite, Simplex
 
 try:
     from matplotlib.axes import Axes
@@ -148,12 +148,16 @@ def plot_marginals(
     figure = _figure(_ONE_COLUMN if columns <= 2 else _TWO_COLUMNS, 1.4 * rows + 0.35)
     for place, entry in enumerate(entries):
         ax = figure.add_subplot(rows, columns, place + 1)
-        x, density = _density(fit, entry.place)
-        _draw_density(ax, x, density, draws[:, entry.place])
-        if prior:
-            _draw_prior(ax, fit, entry.place, _limits(x, density))
-        _draw_lines(ax, marks, entry.place)
-        _frame_density(ax, density, _limits(x, density, [values[entry.place] for values in marks.values()]))
+        if _is_discrete(fit, entry.place):
+            _draw_bars(ax, fit, entry.place, prior)
+            _draw_lines(ax, marks, entry.place)
+        else:
+            x, density = _density(fit, entry.place)
+            _draw_density(ax, x, density, draws[:, entry.place])
+            if prior:
+                _draw_prior(ax, fit, entry.place, _limits(x, density))
+            _draw_lines(ax, marks, entry.place)
+            _frame_density(ax, density, _limits(x, density, [values[entry.place] for values in marks.values()]))
         ax.set_title(entry.title, fontsize=8.5, color=_INK, pad=3)
     _legend_above(figure, *figure.axes)
     return figure
@@ -301,9 +305,19 @@ def _support(fit: Fit, place: int) -> Interval:
     """Where one entry lives, as far as it is known."""
     if place in fit.marginals:
         return fit.marginals[place].support
-    return (
-        Interval(0.0, 1.0) if isinstance(_block(fit, place).prior.support, Simplex) else Interval(-math.inf, math.inf)
-    )
+    block = _block(fit, place)
+    support, j = block.prior.support, place - block.entries.start
+    if isinstance(support, Elementwise):
+        low, high = support.bounds(block.shape)
+        return Interval(float(low[j]), float(high[j]))
+    is_variance = isinstance(support, PositiveDefinite) and j % (block.shape[-1] ** 2) % (block.shape[-1] + 1) == 0
+    if is_variance or isinstance(support, Simplex):
+        return Interval(0.0, 1.0 if isinstance(support, Simplex) else math.inf)
+    return Interval(-math.inf, math.inf)
+
+
+def _is_discrete(fit: Fit, place: int) -> bool:
+    return _block(fit, place).prior.support.is_discrete
 
 
 def _density(fit: Fit, place: int) -> tuple[Floats, Floats]:
@@ -393,6 +407,24 @@ def _draw_density(ax: Axes, x: Floats, density: Floats, reference: Floats) -> No
         ax.fill_between(x, density, color=_BLUE, alpha=0.15, lw=0)
 
 
+def _draw_bars(ax: Axes, fit: Fit, place: int, prior: bool) -> None:
+    """Probabilities of whole numbers, and those of the prior as dots."""
+    draws = fit.fixed_draws[:, place]
+    x, counts = np.unique(draws, return_counts=True)
+    heights = counts / len(draws)
+    ax.bar(x, heights, width=0.7, color=_BLUE, alpha=0.6, lw=0, label="posterior")
+    low, high = (0.0, 1.0) if x.max() <= 1 else (x.min(), x.max())
+    at = np.arange(low, high + 1)
+    if prior:
+        block = _block(fit, place)
+        sample = block.prior.sample(np.random.default_rng(0), _PRIOR_DRAWS).reshape(_PRIOR_DRAWS, -1)
+        shares = [float(np.mean(sample[:, place - block.entries.start] == value)) for value in at]
+        ax.plot(at, shares, "o", color=_INK, ms=2.5, label="prior")
+        heights = np.append(heights, shares)
+    _frame_density(ax, heights, (low - 0.7, high + 0.7))
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+
+
 def _draw_prior(ax: Axes, fit: Fit, place: int, limits: tuple[float, float]) -> None:
     x = np.linspace(*limits, 301)[1:-1]  # the ends may lie on the boundary of the support
     density = _prior_density(fit, place, x)
@@ -421,6 +453,10 @@ def _draw_diagonal(
     ax: Axes, fit: Fit, place: int, limits: tuple[float, float], others: tuple[Mapping[str, Floats], Floats]
 ) -> None:
     marks, draws = others
+    if _is_discrete(fit, place):
+        _draw_bars(ax, fit, place, prior=False)
+        _draw_lines(ax, marks, place)
+        return
     x, density = _density(fit, place)
     _draw_density(ax, x, density, draws[:, place])
     _draw_lines(ax, marks, place)
