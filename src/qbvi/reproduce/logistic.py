@@ -26,7 +26,7 @@ from qbvi.reproduce.exact import Best, LogisticBound
 from qbvi.reproduce.published import PERFORMANCE
 from qbvi.reproduce.report import Picture, Report
 from qbvi.reproduce.settings import Settings
-from qbvi.reproduce.tables import Cell, Row, Table
+from qbvi.reproduce.tables import Row, Table
 
 __all__ = ["LogisticExperiment"]
 
@@ -162,20 +162,8 @@ class LogisticExperiment:
     @property
     def performance_table(self) -> Table:
         """The part of Table 1 for these data."""
-        published = PERFORMANCE[self.name]
-        columns = [(part, name) for part in ("train", "test") for name in ("QBVI", "ML", DEFAULT)]
-        rows = []
-        for measure in next(iter(self.performance["train"].values())):
-            paper = dict(zip((("train", "QBVI"), ("train", "ML"), ("test", "QBVI"), ("test", "ML")), published.get(measure, ()), strict=False))
-            cells = tuple(Cell(self.performance[part][name][measure], paper.get((part, name))) for part, name in columns)
-            rows.append(Row(measure, cells, 2 if measure == "log-likelihood" else 3))
-        return Table(
-            f"{self.name}-performance",
-            "Performance at the posterior means (paper, Table 1)",
-            tuple(f"{part}, {name}" for part, name in columns),
-            tuple(rows),
-            note="Precision, recall and F1 are means over the two classes.",
-        )
+        note = "Precision, recall and F1 are means over the two classes."
+        return measures.performance_table(self.name, self.performance, note)
 
     def _fitted(self, method: Any, family: str) -> Estimate:
         start = time.perf_counter()

@@ -1,11 +1,18 @@
-"""How well a classifier does: the rows of the paper's Table 1."""
+"""How well a model predicts: the paper's Table 1."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["classification", "log_likelihood"]
+from qbvi.reproduce.published import PERFORMANCE
+from qbvi.reproduce.tables import Cell, Row, Table
+
+__all__ = ["Performance", "classification", "log_likelihood", "performance_table"]
+
+Performance = Mapping[str, Mapping[str, Mapping[str, float]]]  # part of the data, method, measure
 
 Floats = NDArray[np.float64]
 
@@ -49,3 +56,23 @@ def log_likelihood(design: Floats, y: Floats, beta: Floats) -> Floats:
     -1.3863
     """
     return np.asarray(-np.logaddexp(0.0, (1 - 2 * y) * (beta @ design.T)).sum(axis=-1))
+
+
+def performance_table(name: str, found: Performance, note: str) -> Table:
+    """The part of Table 1 for one of the data sets, our measures beside the published ones."""
+    columns = [(part, method) for part, methods in found.items() for method in methods]
+    rows = []
+    for measure in next(iter(next(iter(found.values())).values())):
+        paper = dict(zip(_PUBLISHED, PERFORMANCE[name].get(measure, ()), strict=False))
+        cells = tuple(Cell(found[part][method][measure], paper.get((part, method))) for part, method in columns)
+        rows.append(Row(measure, cells, 2 if measure in PERFORMANCE["garch"] else 3))
+    return Table(
+        f"{name}-performance",
+        "Performance at the posterior means (paper, Table 1)",
+        tuple(f"{part}, {method}" for part, method in columns),
+        tuple(rows),
+        note=note,
+    )
+
+
+_PUBLISHED = (("train", "QBVI"), ("train", "ML"), ("test", "QBVI"), ("test", "ML"))
