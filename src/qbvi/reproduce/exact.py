@@ -168,7 +168,7 @@ def best_gaussian(
 ) -> Best:
     r"""Find the best Gaussian of a smooth density of few dimensions, by quadrature on a grid of ``nodes ** d`` points.
 
-    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= L P^{-1} b, \quad S^{-1} = L^{-T} P L^{-1}, \quad P = I - C
+    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= \tfrac12 L P^{-1} b, \quad S^{-1} = L^{-T} P L^{-1}, \quad P = I - \tfrac12 C
 
     Parameters
     ----------
@@ -194,11 +194,11 @@ def best_gaussian(
         h = _residual(log_joint, mean, L, z)
         centred = weights * (h - weights @ h)
         b, C = centred @ z, (z.T * centred) @ z
-        P = np.eye(len(mean)) - C
+        P = np.eye(len(mean)) - 0.5 * C  # half steps: whole ones swing about a skewed optimum
         if np.linalg.norm(b) + np.linalg.norm(np.diag(C) if diagonal else C) < 1e-8:
             return Best(mean, cov, float(weights @ h))
         shrunk = np.diag(1 / np.diag(P)) if diagonal else np.linalg.inv(P)
-        mean, cov = mean + L @ np.linalg.solve(P, b), L @ shrunk @ L.T
+        mean, cov = mean + 0.5 * L @ np.linalg.solve(P, b), L @ shrunk @ L.T
     raise RuntimeError(_NOT_SETTLED)
 
 
