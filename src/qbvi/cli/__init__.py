@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 
 from qbvi._version import __version__
-from qbvi.cli import serve
+from qbvi.cli import reproduce, serve
 
 __all__ = ["main"]
 
-_COMMANDS = (serve,)
+_COMMANDS = (serve, reproduce)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

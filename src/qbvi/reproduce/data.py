@@ -11,7 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-__all__ = ["DataError", "Series", "Split", "credit", "labour", "returns", "synthetic", "volatility"]
+__all__ = [
+    "DataError",
+    "MissingDataError",
+    "Series",
+    "Split",
+    "credit",
+    "credit_or_labour",
+    "labour",
+    "returns",
+    "synthetic",
+    "training",
+    "volatility",
+]
 
 Floats = NDArray[np.float64]
 
@@ -21,6 +33,10 @@ _TRAINING = 0.75
 
 class DataError(ValueError):
     """Data that are not here, or are not those of the paper."""
+
+
+class MissingDataError(DataError):
+    """Data that the user has to fetch."""
 
 
 class Split(NamedTuple):
@@ -70,10 +86,18 @@ def credit(folder: Path | None) -> Split:
     """
     path = _find("german_credit.csv", folder)
     if path is None:
-        raise DataError(_NO_CREDIT)
+        raise MissingDataError(_NO_CREDIT)
     table = _read(path)
     _check(table, 1000, _CREDIT_SUMS, str(path))
     return _split(table, "credit_risk", standardised=tuple(_CREDIT_SUMS)[:15])
+
+
+def credit_or_labour(folder: Path | None) -> tuple[str, Split]:
+    """The Credit data and their name where the file is, else those of Labour."""
+    try:
+        return "Credit", credit(folder)
+    except MissingDataError:
+        return "Labour", labour()
 
 
 def volatility(folder: Path | None) -> Series:
@@ -121,8 +145,10 @@ def training(rows: int) -> int:
 
 _PAPER_DATES = "2018-01-01 to 2022-05-12"
 _NO_CREDIT = (
-    "the Credit data need the file german_credit.csv: take german.data-numeric of the Statlog (German Credit Data) set of the UCI Machine Learning "
-    "Repository, save it with a header line (the 24 attributes, then credit_risk with 1 for good and 0 for bad) and name its folder with --data "
+    "the Credit data need the file german_credit.csv: take german.data-numeric of the Statlog (German Credit Data) set "
+    "of the UCI Machine Learning "
+    "Repository, save it with a header line (the 24 attributes, then credit_risk with 1 for good and 0 for bad) and "
+    "name its folder with --data "
     "DIR or QBVI_DATA; docs/reproduce.md has the header"
 )
 
@@ -187,11 +213,9 @@ def _check(table: Mapping[str, Floats], rows: int, sums: Mapping[str, float], so
 def _split(table: Mapping[str, Floats], target: str, standardised: tuple[str, ...]) -> Split:
     """Standardise some columns over all rows; the paper's random three quarters are for training."""
     names = tuple(name for name in table if name != target)
-    columns = [
-        (table[n] - table[n].mean()) / table[n].std(ddof=1) if n in standardised else table[n] for n in names
-    ]
+    columns = [(table[n] - table[n].mean()) / table[n].std(ddof=1) if n in standardised else table[n] for n in names]
     X, y = np.column_stack(columns), table[target]
-    order = np.argsort(np.random.RandomState(2022).rand(len(y)))  # noqa: NPY002 - the paper's split
+    order = np.argsort(np.random.RandomState(2022).rand(len(y)))
     train, test = np.split(order, [training(len(y))])
     return Split(names, X[train], y[train], X[test], y[test])
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, expit, gammaln
 
-__all__ = ["Best", "LogisticBound", "MeanFieldBound", "MeanFieldBest", "best_gaussian", "gaussian_bound"]
+__all__ = ["Best", "LogisticBound", "MeanFieldBest", "MeanFieldBound", "best_gaussian", "gaussian_bound"]
 
 Floats = NDArray[np.float64]
 
@@ -70,12 +70,13 @@ class LogisticBound:
         .. math:: \mu \mathrel{+}= P^{-1} (E[\nabla] - \mu / v), \quad S^{-1} = P \text{ or its diagonal}, \quad P = I / v - E[\nabla^2]
         """
         d = self.design.shape[1]
-        mean, cov = np.zeros(d), np.zeros((d, d))
+        mean: Floats = np.zeros(d)
+        cov: Floats = np.zeros((d, d))
         for _ in range(100):
             _, slope, curvature = self._expected(mean, cov)
             gradient = -slope - mean / self.prior_variance
             precision = np.eye(d) / self.prior_variance + curvature
-            new = np.diag(1 / np.diag(precision)) if diagonal else np.linalg.inv(precision)
+            new = _inverse(precision, diagonal)
             if np.linalg.norm(gradient) + np.linalg.norm(new - cov) < _SETTLED:
                 return Best(mean, cov, self(mean, cov))
             mean, cov = mean + np.linalg.solve(precision, gradient), new
@@ -155,7 +156,7 @@ class MeanFieldBound:
         gram = noise_precision * self.design.T @ self.design
         precision = np.eye(len(gram)) / self.prior_variance + gram
         mean = np.linalg.solve(precision, noise_precision * self.design.T @ self.y)
-        return mean, np.diag(1 / np.diag(precision)) if diagonal else np.linalg.inv(precision)
+        return np.asarray(mean, dtype=np.float64), _inverse(precision, diagonal)
 
     def _squares(self, mean: Floats, cov: Floats) -> float:
         """Expected sum of squared residuals."""
@@ -190,15 +191,14 @@ def best_gaussian(
     z, weights = _grid(nodes, len(mean))
     cov = np.diag(np.diag(cov)) if diagonal else cov
     for _ in range(200):
-        L = np.linalg.cholesky(cov)
+        L = _factor(cov)
         h = _residual(log_joint, mean, L, z)
         centred = weights * (h - weights @ h)
         b, C = centred @ z, (z.T * centred) @ z
         P = np.eye(len(mean)) - 0.5 * C  # half steps: whole ones swing about a skewed optimum
         if np.linalg.norm(b) + np.linalg.norm(np.diag(C) if diagonal else C) < 1e-8:
             return Best(mean, cov, float(weights @ h))
-        shrunk = np.diag(1 / np.diag(P)) if diagonal else np.linalg.inv(P)
-        mean, cov = mean + 0.5 * L @ np.linalg.solve(P, b), L @ shrunk @ L.T
+        mean, cov = mean + 0.5 * L @ np.linalg.solve(P, b), L @ _inverse(P, diagonal) @ L.T
     raise RuntimeError(_NOT_SETTLED)
 
 
@@ -207,20 +207,31 @@ def gaussian_bound(log_joint: Callable[[Floats], Floats], mean: Floats, cov: Flo
 
     Examples
     --------
-    >>> round(gaussian_bound(lambda x: -0.5 * np.sum(x**2, axis=1), np.zeros(2), np.eye(2)), 6)  # log 2 pi, the evidence
+    >>> round(
+    ...     gaussian_bound(lambda x: -0.5 * np.sum(x**2, axis=1), np.zeros(2), np.eye(2)), 6
+    ... )  # log 2 pi, the evidence
     1.837877
     """
     z, weights = _grid(nodes, len(mean))
-    return float(weights @ _residual(log_joint, mean, np.linalg.cholesky(cov), z))
+    return float(weights @ _residual(log_joint, mean, _factor(cov), z))
 
 
 _NOT_SETTLED = "the exact optimum was not reached: give a start nearer to it, or rescale the columns of the data"
 
 
 def _residual(log_joint: Callable[[Floats], Floats], mean: Floats, L: Floats, z: Floats) -> Floats:
-    """log p(y, theta) - log q(theta) at theta = mean + L z."""
+    """The residual log p(y, theta) - log q(theta) at theta = mean + L z."""
     log_q = -0.5 * np.sum(z**2, axis=1) - np.sum(np.log(np.diag(L))) - 0.5 * len(mean) * math.log(2 * math.pi)
     return np.asarray(log_joint(mean + z @ L.T) - log_q)
+
+
+def _inverse(precision: Floats, diagonal: bool) -> Floats:
+    """The covariance of a precision, or of its diagonal alone."""
+    return np.asarray(np.diag(1 / np.diag(precision)) if diagonal else np.linalg.inv(precision), dtype=np.float64)
+
+
+def _factor(cov: Floats) -> Floats:
+    return np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
 
 
 def _hermite(nodes: int) -> tuple[Floats, Floats]:

@@ -9,7 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLUE", "GREEN", "GREY", "INK", "ORANGE", "PINK", "VERMILION", "Curve", "Path", "bound_panel", "curves", "new_figure", "paths"]
+__all__ = [
+    "BLUE",
+    "GREEN",
+    "GREY",
+    "INK",
+    "ORANGE",
+    "PINK",
+    "VERMILION",
+    "Curve",
+    "Path",
+    "bound_panel",
+    "curves",
+    "log_scale",
+    "new_figure",
+    "paths",
+]
 
 Floats = NDArray[np.float64]
 
@@ -80,7 +95,24 @@ def curves(ax: Any, lines: Sequence[Curve], title: str, legend: bool = True) -> 
         steps = np.arange(1, len(line.values) + 1)
         colour = _CYCLE[number % len(_CYCLE)]
         ax.plot(steps, line.values, style, color=colour, linewidth=1.1, label=line.label)
+    late = np.concatenate(
+        [line.values[min(5, len(line.values) - 1) :] for line in lines]
+    )  # the first steps are far off
+    room = max(0.12 * float(np.ptp(late)), 1e-9)
+    ax.set_ylim(float(late.min()) - room, float(late.max()) + room)
     _label(ax, title, legend)
+
+
+def log_scale(ax: Any) -> None:
+    """A logarithmic vertical axis with plain numbers on it."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    subs = (1.0, 2.0, 5.0) if high / low < 1e3 else (1.0,)
+    ax.yaxis.set_major_locator(LogLocator(subs=subs))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def paths(parameters: Sequence[Path], columns: int = 4) -> Any:
@@ -88,7 +120,10 @@ def paths(parameters: Sequence[Path], columns: int = 4) -> Any:
     blocks = math.ceil(len(parameters) / columns)
     figure, axes = new_figure(2 * blocks, columns, (11.0, 4.3 * blocks))
     for number in range(blocks * columns):
-        above, below = axes[2 * (number // columns), number % columns], axes[2 * (number // columns) + 1, number % columns]
+        above, below = (
+            axes[2 * (number // columns), number % columns],
+            axes[2 * (number // columns) + 1, number % columns],
+        )
         if number < len(parameters):
             _path(above, parameters[number])
             _marginal(below, parameters[number])
@@ -98,7 +133,12 @@ def paths(parameters: Sequence[Path], columns: int = 4) -> Any:
     handles, labels = axes[1, 0].get_legend_handles_labels()
     top = axes[0, 0].get_legend_handles_labels()
     figure.legend(
-        [*top[0], *handles], [*top[1], *labels], loc="outside lower center", ncols=len(labels) + 2, fontsize=9, frameon=False
+        [*top[0], *handles],
+        [*top[1], *labels],
+        loc="outside lower center",
+        ncols=len(labels) + 2,
+        fontsize=9,
+        frameon=False,
     )
     return figure
 
@@ -109,7 +149,7 @@ def _path(ax: Any, parameter: Path) -> None:
     ax.plot([], [], color=VERMILION, linewidth=1.0, label="variance (right axis)")
     other = ax.twinx()
     other.plot(steps, parameter.variance, color=VERMILION, linewidth=1.0)
-    other.set_yscale("log")
+    log_scale(other)
     other.spines[["top"]].set_visible(False)
     other.tick_params(labelsize=7, colors=VERMILION, which="both")
     ax.tick_params(axis="y", colors=BLUE)
@@ -126,6 +166,7 @@ def _marginal(ax: Any, parameter: Path) -> None:
         ax.plot(grid, _normal(grid, mean, sd), dash, color=colour, linewidth=1.4, label=name)
     ax.plot(grid, _normal(grid, *parameter.prior), color="#C00000", linewidth=1.0, label="prior")
     ax.set_xlim(grid[0], grid[-1])
+    ax.locator_params(axis="x", nbins=5)
     ax.set_yticks([])
     ax.spines[["left"]].set_visible(False)
 

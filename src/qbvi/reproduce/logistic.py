@@ -64,9 +64,12 @@ class LogisticExperiment:
         """Run every method and put the numbers side by side."""
         effort = self.settings.effort
         about = (
-            f"Logistic regression, {len(self.split.y)} training and {len(self.split.y_test)} test rows, {self.d} coefficients with independent N(0, 5) "
-            f"priors, seed {self.settings.seed}. QBVI, BBVI, CGVB and MGVB: at most {effort.iterations} iterations"
-            f"{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: qbvi.fit with nothing set.",
+            (
+                f"Logistic regression, {len(self.split.y)} training and {len(self.split.y_test)} test rows, {self.d} "
+                "coefficients with independent N(0, 5) "
+                f"priors, seed {self.settings.seed}. QBVI, BBVI, CGVB and MGVB: at most {effort.iterations} iterations"
+                f"{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: qbvi.fit with nothing set."
+            ),
         )
         return Report(
             name=self.name,
@@ -80,7 +83,10 @@ class LogisticExperiment:
     @cached_property
     def columns(self) -> dict[str, Estimate]:
         """Every method's estimate, in the order of the table."""
-        fits = {name: self._fitted(*how) for name, how in gaussian_methods(self.model.gradient, self.settings.effort).items()}
+        fits = {
+            name: self._fitted(*how)
+            for name, how in gaussian_methods(self.model.gradient, self.settings.effort).items()
+        }
         default = fits.pop(DEFAULT)
         return fits | {"MCMC": self._mcmc(), "ML": self._ml(), DEFAULT: default, "exact best": self._exact()}
 
@@ -216,7 +222,9 @@ class LogisticExperiment:
         figures.curves(axes[0, 1], lines, "Performance")
         axes[0, 1].legend(fontsize=6.5, frameon=False, ncols=2, loc="lower right")
         likelihoods = [
-            figures.Curve(f"{part}, per row", measures.log_likelihood(design, y, fit.trace.mean) / len(y), part == "test")
+            figures.Curve(
+                f"{part}, per row", measures.log_likelihood(design, y, fit.trace.mean) / len(y), part == "test"
+            )
             for part, design, y in zip(("train", "test"), designs, (self.split.y, self.split.y_test), strict=True)
         ]
         figures.curves(axes[0, 2], likelihoods, "Log-likelihood at the posterior mean")
@@ -241,7 +249,8 @@ class LogisticExperiment:
         ]
         which = "all coefficients" if self.d <= _SHOWN else f"the {_SHOWN} coefficients with the widest posteriors"
         caption = (
-            f"Posterior means and variances of QBVI over the iterations, and the marginals of {which}: QBVI, MGVB and our default beside draws "
+            f"Posterior means and variances of QBVI over the iterations, and the marginals of {which}: QBVI, MGVB and "
+            "our default beside draws "
             "of the posterior (MCMC) and the prior."
         )
         return Picture(f"{self.name}-parameters", caption, figures.paths(parameters))
@@ -254,8 +263,10 @@ class LogisticExperiment:
         ours, paper = (self.performance["train"]["ML"]["log-likelihood"], PERFORMANCE[self.name]["log-likelihood"][1])
         verdict = "agree with the published ones" if off < 0.002 else "differ from the published ones"
         return (
-            f"Maximum likelihood: the estimates {verdict} (largest difference {off:.4f}), and so the data and the split are "
-            f"{'those of the paper' if off < 0.002 else 'not quite those of the paper'}; training log-likelihood {ours:.3f}, published {paper:.2f}."
+            f"Maximum likelihood: the estimates {verdict} (largest difference {off:.4f}), and so the data and the split "
+            "are "
+            f"{'those of the paper' if off < 0.002 else 'not quite those of the paper'}; training log-likelihood "
+            f"{ours:.3f}, published {paper:.2f}."
         )
 
     def _on_default(self) -> str:
@@ -263,8 +274,10 @@ class LogisticExperiment:
         exact = self.columns["exact best"]
         away = np.max(np.abs(ours.mean - exact.mean) / np.sqrt(exact.variance))
         return (
-            f"Our default spends {ours.n_evals:,} evaluations and ends {ours.gap:.4f} nats below the best Gaussian, its means at most {away:.3f} "
-            f"posterior standard deviations from the exact ones. The paper's loop spends {loop.n_evals:,} and ends {loop.gap:.2f} nats below it with a centred "
+            f"Our default spends {ours.n_evals:,} evaluations and ends {ours.gap:.4f} nats below the best Gaussian, its "
+            f"means at most {away:.3f} "
+            f"posterior standard deviations from the exact ones. The paper's loop spends {loop.n_evals:,} and ends "
+            f"{loop.gap:.2f} nats below it with a centred "
             f"control variate, {printed.gap:.1f} nats below with the control variate as printed. "
             + _ranking({name: self.columns[name] for name in ("BBVI", "CGVB", "MGVB")})
         )
@@ -275,11 +288,14 @@ class LogisticExperiment:
             published, best = self.paper[name][self.d], self.best[family].bound
             side = "below" if published < best else "above"
             why = "" if published < best else ", where no bound can lie: it is the maximum of a noisy curve"
-            sentences.append(f"{name}: {published:.3f}, {abs(best - published):.3f} {side} the exact optimum {best:.3f}{why}")
+            sentences.append(
+                f"{name}: {published:.3f}, {abs(best - published):.3f} {side} the exact optimum {best:.3f}{why}"
+            )
         off = np.abs(np.array(self.paper["QBVI"][: self.d]) - self.columns["exact best"].mean)
         away = off / np.sqrt(self.columns["exact best"].variance)
         return (
-            f"Published bounds. {'; '.join(sentences)}. The published QBVI means are at most {off.max():.3f} ({away.max():.2f} posterior standard "
+            f"Published bounds. {'; '.join(sentences)}. The published QBVI means are at most {off.max():.3f} "
+            f"({away.max():.2f} posterior standard "
             "deviations) from the exact ones."
         )
 
@@ -287,9 +303,10 @@ class LogisticExperiment:
         exact, published = self.columns["exact best"].variance, np.array(self.paper["MCMC variance"])
         ours = self.columns["MCMC"].variance / exact
         ratio = np.maximum(published, 5e-4) / exact
-        agree = "agree with" if 0.75 < ratio.min() and ratio.max() < 1.35 else "do not agree with"
+        agree = "agree with" if ratio.min() > 0.75 and ratio.max() < 1.35 else "do not agree with"
         return (
-            f"Variances: those of our MCMC are {ours.min():.2f} to {ours.max():.2f} times those of the best Gaussian (r-hat at most {self.chains.rhat.max():.2f}); "
+            f"Variances: those of our MCMC are {ours.min():.2f} to {ours.max():.2f} times those of the best Gaussian "
+            f"(r-hat at most {self.chains.rhat.max():.2f}); "
             f"the published MCMC variances, {ratio.min():.2f} to {ratio.max():.2f} times, {agree} them"
             f"{'' if agree == 'agree with' else ', as those of a chain that has not mixed would'}."
         )
@@ -300,11 +317,14 @@ class LogisticExperiment:
         shifted = np.array([self.performance["test"]["ML"][measure] for measure in _TEST_ROWS])
         if np.abs(published - shifted).max() < 0.002 < np.abs(published - ours).max():
             return (
-                "Table 1: the training columns agree. In the test columns the paper's rows hold other measures than their labels: its "
-                "precision, recall, accuracy and F1 are our accuracy, F1, precision of the zeros and precision of the ones, "
+                "Table 1: the training columns agree. In the test columns the paper's rows hold other measures than "
+                "their labels: its "
+                "precision, recall, accuracy and F1 are our accuracy, F1, precision of the zeros and precision of the "
+                "ones, "
                 f"to within {np.abs(published - shifted).max():.4f} for ML."
             )
-        return f"Table 1: the test measures of ML differ from the published ones by at most {np.abs(published - ours).max():.3f}."
+        return "Table 1: the test measures of ML differ from the published ones by at most "
+        f"{np.abs(published - ours).max():.3f}."
 
 
 def _ranking(columns: dict[str, Estimate]) -> str:

@@ -89,16 +89,16 @@ def _section(report: Report) -> str:
     pictures = "\n".join(_figure(picture) for picture in report.pictures)
     findings = "".join(f"<p>{html.escape(text)}</p>" for text in report.findings)
     verdict = f"<div class='findings'><h3>What comes out</h3>{findings}</div>" if findings else ""
-    return (
-        f"<section id='{report.name}'><h2>{html.escape(report.title)}</h2>{about}\n{tables}\n{pictures}\n{verdict}</section>"
-    )
+    return f"<section id='{report.name}'><h2>{html.escape(report.title)}</h2>{about}\n{tables}\n{pictures}\n{verdict}</section>"
 
 
 def _figure(picture: Picture) -> str:
     image = io.BytesIO()
     picture.figure.savefig(image, format="png", dpi=130)
     code, caption = base64.b64encode(image.getvalue()).decode("ascii"), html.escape(picture.caption)
-    return f"<figure><img alt='{caption}' src='data:image/png;base64,{code}'><figcaption>{caption}</figcaption></figure>"
+    return (
+        f"<figure><img alt='{caption}' src='data:image/png;base64,{code}'><figcaption>{caption}</figcaption></figure>"
+    )
 
 
 def _markdown(report: Report) -> str:

@@ -6,6 +6,7 @@ import csv
 import html
 import io
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,20 +67,26 @@ class Table:
 
     def csv(self) -> str:
         """Full precision; published numbers in columns of their own."""
-        published = [any(row.cells[j].paper is not None for row in self.rows) for j in range(len(self.columns))]
-        head = [[name, f"{name}, paper"] if is_in else [name] for name, is_in in zip(self.columns, published, strict=True)]
+        has_paper = [any(row.cells[j].paper is not None for row in self.rows) for j in range(len(self.columns))]
+        names = [(name, f"{name}, paper") for name in self.columns]
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["", *sum(head, [])])
+        writer.writerow(["", *_kept(names, has_paper)])
         for row in self.rows:
-            pairs = zip(row.cells, published, strict=True)
-            writer.writerow([row.label, *sum(([_raw(v) for v in (cell if is_in else cell[:1])] for cell, is_in in pairs), [])])
+            writer.writerow([row.label, *map(_raw, _kept(row.cells, has_paper))])
         return text.getvalue()
 
     def markdown(self) -> str:
         """For documents: published numbers in parentheses."""
-        lines = [f"**{self.title}**", "", f"| | {' | '.join(self.columns)} |", f"| --- |{' ---: |' * len(self.columns)}"]
-        lines += [f"| {row.label} | {' | '.join(_in_line(cell, row.decimals) for cell in row.cells)} |" for row in self.rows]
+        lines = [
+            f"**{self.title}**",
+            "",
+            f"| | {' | '.join(self.columns)} |",
+            f"| --- |{' ---: |' * len(self.columns)}",
+        ]
+        lines += [
+            f"| {row.label} | {' | '.join(_in_line(cell, row.decimals) for cell in row.cells)} |" for row in self.rows
+        ]
         return "\n".join([*lines, *(["", self.reading] if self.reading else [])])
 
     def html(self) -> str:
@@ -91,7 +98,8 @@ class Table:
         )
         note = f"<p class='note'>{html.escape(self.reading)}</p>" if self.reading else ""
         caption = f"<caption>{html.escape(self.title)}</caption>"
-        return f"<div class='wide'><table>{caption}<thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note}"
+        return "<div "
+        f"class='wide'><table>{caption}<thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note}"
 
     def terminal(self, width: int) -> list[Any]:
         """As tables of rich, so many side by side columns in each as fit into the width."""
@@ -144,8 +152,15 @@ def shown(value: Value, decimals: int) -> str:
     return value if isinstance(value, str) else f"{value:,.{decimals}f}"
 
 
+def _kept(pairs: Sequence[tuple[Any, Any]], has_paper: Sequence[bool]) -> list[Any]:
+    """Pairs end to end, the second of each only where its column has a published number."""
+    return [item for pair, both in zip(pairs, has_paper, strict=True) for item in (pair if both else pair[:1])]
+
+
 def _raw(value: Value) -> str:
-    return "" if value is None or value != value else (value if isinstance(value, str) else f"{value:.10g}")  # noqa: PLR0124 - NaN
+    if value is None or isinstance(value, str):
+        return value or ""
+    return "" if math.isnan(value) else f"{value:.10g}"
 
 
 def _in_line(cell: Cell, decimals: int) -> str:
