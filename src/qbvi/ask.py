@@ -99,7 +99,7 @@ class Ask:
     True
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - as many as `fit` has, each with a default that works
         self,
         prior: Any,
         *,

@@ -31,7 +31,7 @@ from qbvi.updates import LearningRate
 __all__ = ["fit"]
 
 
-def fit(
+def fit(  # noqa: PLR0913 - the one call users make: every argument has a default that works
     log_likelihood: Callable[..., Any],
     prior: Any,
     *,

@@ -463,7 +463,7 @@ def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) 
         while True:
             try:
                 evaluations = answer(request)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the run returns what it has
                 request = conversation.throw(error)
             else:
                 request = conversation.send(evaluations)

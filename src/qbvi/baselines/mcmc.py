@@ -58,7 +58,7 @@ class Chains:
         return table(head, self.labels, moments | {"ess": self.ess, "r-hat": self.rhat})
 
 
-def mcmc(
+def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
     log_likelihood: Callable[..., Any],
     prior: Any,
     *,

@@ -165,7 +165,7 @@ class _Walk:
         if held is None:
             self.unknown.add(f"{self._place or self.name} ({type(value).__name__})")
             return
-        call = getattr(type(value), "__call__", None)
+        call = getattr(type(value), "__call__", None)  # noqa: B004 - the function itself is wanted
         if isinstance(call, types.FunctionType):
             yield self._digest(call, depth)
         for name, part in sorted(held.items()):

@@ -71,7 +71,7 @@ class Calls:
             return _judged(number_of(value), number_of(sd), point, time.perf_counter() - start)
         except let_through:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
             return Outcome(np.nan, 0.0, _from_exception(error, point, time.perf_counter() - start))
 
     def _at_once(
@@ -83,7 +83,7 @@ class Calls:
             values, sds = _one_number_each(value, n), _one_number_each(np.broadcast_to(sd, (n,)), n)
         except let_through:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             if self.blame and n > 1 and not isinstance(error, ShapeError):
                 return [outcome for i in range(n) for outcome in self._at_once(rows(block, [i]), batch, let_through)]
             failure = _from_exception(error, row(block, 0), time.perf_counter() - start)

@@ -297,7 +297,7 @@ def _serve(connection: Connection, reply_every: float, limit_threads: bool) -> N
         payload = connection.recv_bytes()
         try:
             calls = pickle.loads(payload)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever loading raises is told
             connection.send(traceback.format_exc())
             return
         _limit_threads(limit_threads)

@@ -64,7 +64,7 @@ def _culprit(thing: Any, where: str, error: Exception, depth: int = 0) -> tuple[
     for name, part in _parts(thing, where) if depth < _DEEPEST else ():
         try:
             _dumps(part)
-        except Exception as inner:
+        except Exception as inner:  # noqa: BLE001 - whatever pickling raises tells that it failed
             return _culprit(part, name, inner, depth + 1)
     return where, thing, error
 

@@ -215,7 +215,7 @@ def _split(table: Mapping[str, Floats], target: str, standardised: tuple[str, ..
     names = tuple(name for name in table if name != target)
     columns = [(table[n] - table[n].mean()) / table[n].std(ddof=1) if n in standardised else table[n] for n in names]
     X, y = np.column_stack(columns), table[target]
-    order = np.argsort(np.random.RandomState(2022).rand(len(y)))
+    order = np.argsort(np.random.RandomState(2022).rand(len(y)))  # the paper's split
     train, test = np.split(order, [training(len(y))])
     return Split(names, X[train], y[train], X[test], y[test])
 

@@ -169,7 +169,7 @@ def best_gaussian(
 ) -> Best:
     r"""Find the best Gaussian of a smooth density of few dimensions, by quadrature on a grid of ``nodes ** d`` points.
 
-    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= \tfrac12 L P^{-1} b, \quad S^{-1} = L^{-T} P L^{-1}, \quad P = I - \tfrac12 C
+    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= \tfrac12 L (I - C)^{-1} b, \quad S^{-1} = L^{-T} (I - \tfrac12 C) L^{-1}
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def best_gaussian(
     mean, cov
         A start near the optimum, such as a fit.
     diagonal
-        Whether the covariance is diagonal: of P only the diagonal is taken.
+        Whether the covariance is diagonal: of the new precision only the diagonal is taken.
     nodes
         In every direction.
 
@@ -195,10 +195,11 @@ def best_gaussian(
         h = _residual(log_joint, mean, L, z)
         centred = weights * (h - weights @ h)
         b, C = centred @ z, (z.T * centred) @ z
-        P = np.eye(len(mean)) - 0.5 * C  # half steps: whole ones swing about a skewed optimum
         if np.linalg.norm(b) + np.linalg.norm(np.diag(C) if diagonal else C) < 1e-8:
             return Best(mean, cov, float(weights @ h))
-        mean, cov = mean + 0.5 * L @ np.linalg.solve(P, b), L @ _inverse(P, diagonal) @ L.T
+        # half steps: whole ones swing about a skewed optimum
+        mean = mean + 0.5 * L @ np.linalg.solve(np.eye(len(mean)) - C, b)
+        cov = L @ _inverse(np.eye(len(mean)) - 0.5 * C, diagonal) @ L.T
     raise RuntimeError(_NOT_SETTLED)
 
 

@@ -82,7 +82,7 @@ def _table(times: dict[str, Floats]) -> Table:
     columns = tuple(f"{name}, whole fit" if name == DEFAULT else name for name in times)
     means = Row("mean", tuple(Cell(float(values.mean()), _published(name, 0)) for name, values in times.items()))
     spread = Row("sd", tuple(Cell(_sd(values), _published(name, 1)) for name, values in times.items()))
-    return Table("timing", "Seconds (paper, table par_credit)", columns, (means, spread))
+    return Table("timing-seconds", "Seconds (paper, table par_credit)", columns, (means, spread))
 
 
 def _sd(values: Floats) -> float:
