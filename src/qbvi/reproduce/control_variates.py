@@ -118,10 +118,11 @@ class _Experiment:
         other = "" if self.name == "Credit" else " (the paper: Credit, for which no file was given)"
         about = (
             (
-                f"{self.name} data{other}, full covariance, {effort.noise_iterations} iterations with the paper's settings, "
-                f"seed {self.settings.seed}, for {', '.join(map(str, _DRAWS))} draws a step: without a control "
-                "variate, with the paper's as printed, with the log-likelihood centred before the coefficient is "
-                "estimated, and with the residual estimator (log joint less log q, less the mean of the other draws)."
+                f"{self.name} data{other}, full covariance, {effort.noise_iterations} iterations with the paper's "
+                f"settings, seed {self.settings.seed}, for {', '.join(map(str, _DRAWS))} draws a step: without a "
+                "control variate, with the paper's as printed, with the log-likelihood centred before the coefficient "
+                "is estimated, and with the residual estimator (log joint less log q, less the mean of the other "
+                "draws)."
             ),
         )
         return Report(
@@ -217,7 +218,10 @@ class _Experiment:
             ax.set_title(titles.get(label, "Residual estimator"), fontsize=10)
             ax.set_xlabel("iteration", fontsize=9)
         axes[0, 0].legend(fontsize=7.5, frameon=False)
-        caption = "Smoothed lower bound without and with control variates; mind the scale, which is ten times wider on the left two."
+        caption = (
+            "Smoothed lower bound without and with control variates; mind the scale, which is ten times wider on "
+            "the left two."
+        )
         return Picture("control-variates-bounds", caption, figure)
 
     def _variances(self) -> Picture:
@@ -248,7 +252,10 @@ class _Experiment:
         top = max(max(*at.none.values(), *at.printed.values()) for at in noise)
         for ax in axes[0, :2]:
             ax.set_ylim(low / 2, top * 2)
-        caption = "Variance of the gradient for lambda_1, summed over its components, along the run with 100 draws and a centred control variate; and the covariance of the control variate's coefficient."
+        caption = (
+            "Variance of the gradient for lambda_1, summed over its components, along the run with 100 draws and "
+            "a centred control variate; and the covariance of the control variate's coefficient."
+        )
         return Picture("control-variates-variance", caption, figure)
 
     def _findings(self) -> tuple[str, ...]:
@@ -259,18 +266,18 @@ class _Experiment:
         when = "at no number of draws tried" if not helped else f"from {helped[0]} draws on"
         return (
             (
-                f"The control variate as printed lowers the variance of the gradient {when}: by a factor of {ratio[10]:.2g} "
-                f"with 10 draws, {ratio[100]:.2g} with 100 and {ratio[200]:.2g} with 200 (medians over the run). Its "
-                "coefficient, about as large as the log-likelihood itself, has an error in proportion. Centred, the same "
-                "control variate gains factors of "
-                f"{centred[10]:.3g}, {centred[100]:.3g} and {centred[200]:.3g}."
+                f"The control variate as printed lowers the variance of the gradient {when}: by a factor of "
+                f"{ratio[10]:.2g} with 10 draws, {ratio[100]:.2g} with 100 and {ratio[200]:.2g} with 200 (medians over "
+                "the run). Its coefficient, about as large as the log-likelihood itself, has an error in proportion. "
+                f"Centred, the same control variate gains factors of {centred[10]:.3g}, {centred[100]:.3g} and "
+                f"{centred[200]:.3g}."
             ),
             (
                 f"At the end of the run with 100 draws the bound is {self.gaps['none', 100]:.1f} nats below the best "
                 f"Gaussian without a control variate, {self.gaps['as printed', 100]:.1f} with it as printed, "
-                f"{self.gaps['centred', 100]:.2f} centred and {self.gaps['residual', 100]:.3f} with the residual estimator, "
-                "whose noise vanishes as the fit improves. The paper's advice of about 100 draws a step holds for a "
-                f"control variate; with the residual {_enough(self.gaps)} suffice for a nat."
+                f"{self.gaps['centred', 100]:.2f} centred and {self.gaps['residual', 100]:.3f} with the residual "
+                "estimator, whose noise vanishes as the fit improves. The paper's advice of about 100 draws a step "
+                f"holds for a control variate; with the residual {_enough(self.gaps)} suffice for a nat."
             ),
         )
 

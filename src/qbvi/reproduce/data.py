@@ -145,11 +145,9 @@ def training(rows: int) -> int:
 
 _PAPER_DATES = "2018-01-01 to 2022-05-12"
 _NO_CREDIT = (
-    "the Credit data need the file german_credit.csv: take german.data-numeric of the Statlog (German Credit Data) set "
-    "of the UCI Machine Learning "
-    "Repository, save it with a header line (the 24 attributes, then credit_risk with 1 for good and 0 for bad) and "
-    "name its folder with --data "
-    "DIR or QBVI_DATA; docs/reproduce.md has the header"
+    "the Credit data need the file german_credit.csv: take german.data-numeric of the Statlog (German Credit Data) "
+    "set of the UCI Machine Learning Repository, save it with a header line (the 24 attributes, then credit_risk with "
+    "1 for good and 0 for bad) and name its folder with --data DIR or QBVI_DATA; docs/reproduce.md has the header"
 )
 
 # Sums of the columns: enough to tell another version of the data.

@@ -50,13 +50,16 @@ class _Experiment:
         about = (
             f"{self.series.source}: {n} training days, the {len(self.series.values) - n} after them for tests. {other}",
             (
-                "N(0, 5) priors for the three psi; all methods start from omega a tenth of the variance, alpha 0.1 and "
-                f"beta 0.8; seed {self.settings.seed}. QBVI, BBVI and MGVB: at most "
-                f"{effort.iterations} iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: "
-                "qbvi.fit with nothing else set."
+                "N(0, 5) priors for the three psi; all methods start from omega a tenth of the variance, alpha 0.1 "
+                f"and beta 0.8; seed {self.settings.seed}. QBVI, BBVI and MGVB: at most {effort.iterations} "
+                f"iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: qbvi.fit with "
+                "nothing else set."
             ),
         )
-        note = "MSE: of the conditional standard deviation against the absolute return, which comes nearest to the published numbers."
+        note = (
+            "MSE: of the conditional standard deviation against the absolute return, which comes nearest to the "
+            "published numbers."
+        )
         tables = (
             self.parameters_table,
             self.transformed_table,
@@ -233,7 +236,10 @@ class _Experiment:
             )
             for j, name in enumerate(_NAMES)
         ]
-        caption = "Posterior means and variances of QBVI over the iterations, and marginals beside draws of the posterior (MCMC) and the prior."
+        caption = (
+            "Posterior means and variances of QBVI over the iterations, and marginals beside draws of the "
+            "posterior (MCMC) and the prior."
+        )
         return Picture("garch-parameters", caption, figures.paths(parameters, columns=3))
 
     def _findings(self) -> tuple[str, ...]:
@@ -245,9 +251,8 @@ class _Experiment:
         gaps = ", ".join(f"{name} {self.columns[name].gap:.2f}" for name in ("BBVI", "MGVB"))
         return (
             f"Our default spends {ours.n_evals:,} evaluations and ends {ours.gap:.3f} nats below the best Gaussian "
-            f"({self.best.bound:.3f}). The paper's loop spends {loop.n_evals:,} and ends "
-            f"{loop.gap:.3f} nats below it with a centred control variate, {printed.gap:.1f} with the control variate "
-            f"as printed; {gaps}."
+            f"({self.best.bound:.3f}). The paper's loop spends {loop.n_evals:,} and ends {loop.gap:.3f} nats below it "
+            f"with a centred control variate, {printed.gap:.1f} with the control variate as printed; {gaps}."
         )
 
     def _on_shape(self) -> str:
@@ -259,9 +264,9 @@ class _Experiment:
         fit: Any = self.columns[DEFAULT].fit
         return (
             f"Against MCMC, the means of the best Gaussian are at most {away.max():.2f} posterior standard deviations "
-            f"off and its standard deviations {ratio.min():.2f} to {ratio.max():.2f} "
-            f"times as wide. The draws of {_NAMES[most]} have a skewness of {skewness[most]:.2f}, which no Gaussian "
-            f"follows; k-hat of our default: {fit.khat:.2f}."
+            f"off and its standard deviations {ratio.min():.2f} to {ratio.max():.2f} times as wide. The draws of "
+            f"{_NAMES[most]} have a skewness of {skewness[most]:.2f}, which no Gaussian follows; k-hat of our default: "
+            f"{fit.khat:.2f}."
         )
 
     def _on_paper(self) -> str:
@@ -273,12 +278,12 @@ class _Experiment:
         drop, ours_drop = paper - GARCH["QBVI"][-1], ours - self.best.bound
         psi, own = _parameters(np.array(GARCH["ML"][:3])), GARCH_TRANSFORMED["ML"]
         return (
-            f"Beside the paper: alpha and beta differ by at most {off['ML']:.3f} for ML and {off['QBVI']:.3f} for QBVI; "
-            f"the training log-likelihood of ML is {ours:.1f} here and {paper:.1f} there. The "
-            f"distance from there to the lower bound, which depends less on the data, is {ours_drop:.2f} nats here and "
-            f"{drop:.2f} there. The published psi of ML are those of MGVB "
-            f"to all decimals, and their alpha and beta would be {psi[1]:.3f} and {psi[2]:.3f} where the same table has "
-            f"{own[1]:.3f} and {own[2]:.3f}: the column must have been copied."
+            f"Beside the paper: alpha and beta differ by at most {off['ML']:.3f} for ML and {off['QBVI']:.3f} for "
+            f"QBVI; the training log-likelihood of ML is {ours:.1f} here and {paper:.1f} there. The distance from "
+            f"there to the lower bound, which depends less on the data, is {ours_drop:.2f} nats here and {drop:.2f} "
+            "there. The published psi of ML are those of MGVB to all decimals, and their alpha and beta would be "
+            f"{psi[1]:.3f} and {psi[2]:.3f} where the same table has {own[1]:.3f} and {own[2]:.3f}: the column must "
+            "have been copied."
         )
 
 

@@ -61,11 +61,10 @@ class _Experiment:
             f"{self.series.source}: {n} training days, the {len(self.whole.y) - n} after them for tests.{other}",
             (
                 "Log volatility on its daily, weekly and monthly averages; N(0, 5) priors for the coefficients, "
-                "InverseGamma(3, 1) for the noise variance, seed "
-                f"{self.settings.seed}. 'mean-field' columns: a Gaussian times an inverse gamma; the others: one Gaussian "
-                "over the coefficients and log sigma2, by at "
-                f"most {effort.iterations} iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: "
-                "qbvi.fit with nothing set, which is mean field."
+                f"InverseGamma(3, 1) for the noise variance, seed {self.settings.seed}. 'mean-field' columns: a "
+                "Gaussian times an inverse gamma; the others: one Gaussian over the coefficients and log sigma2, by "
+                f"at most {effort.iterations} iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; "
+                f"{DEFAULT}: qbvi.fit with nothing set, which is mean field."
             ),
         )
         tables = (
@@ -140,7 +139,10 @@ class _Experiment:
             "Posterior means (paper, table par_HAR)",
             tuple(self.columns),
             (*rows, *cost_rows(self.columns, bounds)),
-            note="alpha and beta are of the inverse gamma, sigma2 is its mean. Optima: mean field by coordinate ascent, one Gaussian by quadrature; nats below them are exact.",
+            note=(
+                "alpha and beta are of the inverse gamma, sigma2 is its mean. Optima: mean field by coordinate "
+                "ascent, one Gaussian by quadrature; nats below them are exact."
+            ),
         )
 
     @property
@@ -237,7 +239,10 @@ class _Experiment:
         axes[0, 2].axhline(optimum, color=figures.INK, linestyle="--", linewidth=0.9, label="exact optimum")
         figures.log_scale(axes[0, 2])
         axes[0, 2].legend(fontsize=7.5, frameon=False)
-        caption = "Mean-field QBVI as it learns: smoothed lower bound with its maximum, mean squared errors, and the noise variance."
+        caption = (
+            "Mean-field QBVI as it learns: smoothed lower bound with its maximum, mean squared errors, and the "
+            "noise variance."
+        )
         return Picture("har-learning", caption, figure)
 
     def _paths(self) -> Picture:
@@ -257,7 +262,10 @@ class _Experiment:
             )
             for j, name in enumerate(_NAMES)
         ]
-        caption = "Posterior means and variances of mean-field QBVI over the iterations, and marginals beside draws of the posterior (MCMC) and the prior."
+        caption = (
+            "Posterior means and variances of mean-field QBVI over the iterations, and marginals beside draws of "
+            "the posterior (MCMC) and the prior."
+        )
         return Picture("har-parameters", caption, figures.paths(parameters))
 
     def _findings(self) -> tuple[str, ...]:
@@ -266,22 +274,21 @@ class _Experiment:
 
     def _on_ml(self) -> str:
         off = np.abs(self.columns["ML"].mean[:4] - np.array(HAR["ML"][:4])).max()
-        ours, paper = self.performance["train"]["ML"], PERFORMANCE["har"]
+        train, test, paper = self.performance["train"]["ML"], self.performance["test"]["ML"], PERFORMANCE["har"]
         return (
             f"Maximum likelihood: coefficients within {off:.4f} of the published ones; training MSE x 1e5 "
-            f"{ours['MSE x 1e5']:.0f} (published "
-            f"{paper['MSE x 1e5'][1]:.0f}), training log-likelihood {ours['log-likelihood']:.2f} "
-            f"({paper['log-likelihood'][1]:.2f})."
+            f"{train['MSE x 1e5']:,.0f} (published {paper['MSE x 1e5'][1]:,.0f}), log-likelihoods of training and test days "
+            f"{train['log-likelihood']:.2f} and {test['log-likelihood']:.2f} ({paper['log-likelihood'][1]:.2f} and "
+            f"{paper['log-likelihood'][3]:.2f}), test MSE x 1e5 {test['MSE x 1e5']:,.0f} ({paper['MSE x 1e5'][3]:,.0f})."
         )
 
     def _on_default(self) -> str:
         ours, loop, best = self.columns[DEFAULT], self.columns["mean-field"], self.best["mean-field"]
         return (
             f"Mean field: the best member of the family has alpha {best.alpha:.1f}, beta {best.beta:.3f} and a lower "
-            f"bound of {best.bound:.3f}. Our default ends "
-            f"{ours.gap:.4f} nats below it after {ours.n_evals:,} evaluations, with alpha {ours.mean[4]:.1f} and beta "
-            f"{ours.mean[5]:.2f}; the paper's loop, with the Fisher "
-            f"matrix inverted as it should be, {loop.gap:.2f} nats below it after {loop.n_evals:,}."
+            f"bound of {best.bound:.3f}. Our default ends {ours.gap:.4f} nats below it after {ours.n_evals:,} "
+            f"evaluations, with alpha {ours.mean[4]:.1f} and beta {ours.mean[5]:.2f}; the paper's loop, with the "
+            f"Fisher matrix inverted as it should be, {loop.gap:.2f} nats below it after {loop.n_evals:,}."
         )
 
     def _on_others(self) -> str:
@@ -290,27 +297,27 @@ class _Experiment:
         full, mean_field = self.best_gaussians["full"].bound, self.best["mean-field"].bound
         return (
             f"One Gaussian over coefficients and log sigma2 has an optimum of {full:.3f} (diagonal "
-            f"{self.best_gaussians['diagonal'].bound:.3f}), against {mean_field:.3f} of the "
-            f"mean field. Nats below the best of the family: {gaps}."
+            f"{self.best_gaussians['diagonal'].bound:.3f}), against {mean_field:.3f} of the mean field. Nats below the "
+            f"best of the family: {gaps}."
         )
 
     def _on_paper(self) -> str:
         best, residual = self.best["mean-field"], self.columns["ML"].mean[6]
         published = {name: HAR[name] for name in _MEAN_FIELD}
         as_told = [self.bound(np.array(v[:4]), self.best[name].cov, v[4], v[5]) for name, v in published.items()]
-        variances = ", ".join(f"{values[6]:.3f}" for values in published.values())
-        bounds = ", ".join(f"{values[7]:.1f}" for values in published.values())
+        alphas, variances, bounds = (
+            " and ".join(f"{values[j]:.{decimals}f}" for values in published.values())
+            for j, decimals in ((4, 1), (6, 3), (7, 1))
+        )
         return (
             f"The paper's mean-field columns are far off: sigma2 of {variances} where the residual variance is "
-            f"{residual:.3f} and the exact posterior mean "
-            f"{best.beta / (best.alpha - 1):.3f}; alpha of 30.9 and 13.8 where every optimum has {best.alpha:.0f}, "
-            f"since {len(self.model.y)} days of data alone add half their number; and bounds of {bounds}, "
-            f"where the optimum is {best.bound:.1f}. (The published alpha and beta, with the best coefficients' "
-            f"covariance, have bounds of {as_told[0]:.1f} and {as_told[1]:.1f}.) "
-            "Its equation natgrad_ig multiplies the score by the Fisher information itself where its inverse is meant, "
-            "which accounts for such an error. Its other columns, with "
-            "bounds near -3,400, must be of another likelihood: their coefficients are near ours, the bounds cannot be "
-            "compared."
+            f"{residual:.3f} and the exact posterior mean {best.beta / (best.alpha - 1):.3f}; alpha of {alphas} "
+            f"where every optimum has {best.alpha:.0f}, since {len(self.model.y)} days of data alone add half their "
+            f"number; and bounds of {bounds}, where the optimum is {best.bound:.1f}. (The published alpha and beta, "
+            f"with the best coefficients' covariance, have bounds of {as_told[0]:.1f} and {as_told[1]:.1f}.) Its "
+            "equation natgrad_ig multiplies the score by the Fisher information itself where its inverse is meant, "
+            "which would account for such an error. Its other columns, with bounds near -3,400, must be of another "
+            "likelihood: their coefficients are near ours, the bounds cannot be compared."
         )
 
 

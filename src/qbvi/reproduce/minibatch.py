@@ -38,8 +38,8 @@ class _Experiment:
         effort = self.settings.effort
         about = (
             (
-                f"{effort.batch_rows:,} records of a logistic regression with the paper's coefficients {MINIBATCH_BETA}, "
-                f"{int(self.split.y.sum())} of them ones; QBVI with a centred control variate, "
+                f"{effort.batch_rows:,} records of a logistic regression with the paper's coefficients "
+                f"{MINIBATCH_BETA}, {int(self.split.y.sum())} of them ones; QBVI with a centred control variate, "
                 f"{effort.batch_iterations} iterations, seed {self.settings.seed}."
             ),
             (
@@ -209,11 +209,11 @@ class _Experiment:
         effort = self.settings.effort
         small, large, whole = effort.batch_sizes[0], effort.batch_sizes[-1], self.defaults[_ALL]
         return (
-            f"Our default with mini-batches and the same number of terms ends {self.defaults[small].gap:.1f} nats below "
-            f"it with batches of {small} and {self.defaults[large].gap:.1f} with {large}. On all rows it "
-            f"needs {whole.n_evals:,} evaluations, {(whole.n_evals or 0) * effort.batch_rows / 1e6:.1f} million terms, "
-            f"and ends {whole.gap:.4f} nats below; {_MATCHED} draws of {large} rows for "
-            f"{effort.batch_iterations} iterations are {_MATCHED * large * effort.batch_iterations / 1e6:.1f} million."
+            f"Our default with mini-batches and the same number of terms ends {self.defaults[small].gap:.1f} nats "
+            f"below it with batches of {small} and {self.defaults[large].gap:.1f} with {large}. On all rows it needs "
+            f"{whole.n_evals:,} evaluations, {(whole.n_evals or 0) * effort.batch_rows / 1e6:.1f} million terms, and "
+            f"ends {whole.gap:.4f} nats below; {_MATCHED} draws of {large} rows for {effort.batch_iterations} "
+            f"iterations are {_MATCHED * large * effort.batch_iterations / 1e6:.1f} million."
         )
 
     def _on_ml(self) -> str:

@@ -7,6 +7,7 @@ import html
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,20 @@ class Picture:
     name: str
     caption: str
     figure: Any  # of matplotlib
+
+    @cached_property
+    def png(self) -> bytes:
+        """As PNG, drawn once for the file and all pages."""
+        image = io.BytesIO()
+        self.figure.savefig(image, format="png", dpi=150)
+        return image.getvalue()
+
+    @property
+    def pdf(self) -> bytes:
+        """As PDF; without the date, the same numbers make the same file."""
+        image = io.BytesIO()
+        self.figure.savefig(image, format="pdf", metadata={"CreationDate": None})
+        return image.getvalue()
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +76,10 @@ def write(report: Report, out: Path) -> list[Path]:
         texts[f"{table.name}.md"] = table.markdown() + "\n"
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
-    images = [(out / f"{p.name}.{kind}", p.figure) for p in report.pictures for kind in ("png", "pdf")]
-    for path, figure in images:
-        # without the date, the same numbers make the same file
-        figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else {})
-    return [*(out / name for name in texts), *(path for path, _ in images)]
+    images = {f"{p.name}.{kind}": getattr(p, kind) for p in report.pictures for kind in ("png", "pdf")}
+    for name, image in images.items():
+        (out / name).write_bytes(image)
+    return [out / name for name in (*texts, *images)]
 
 
 def page(reports: Sequence[Report], title: str) -> str:
@@ -79,23 +93,22 @@ def page(reports: Sequence[Report], title: str) -> str:
     """
     links = "".join(f"<a href='#{report.name}'>{html.escape(report.title)}</a>" for report in reports)
     contents = f"<nav>{links}</nav>" if len(reports) > 1 else ""
-    sections = "\n".join(_section(report) for report in reports)
+    sections = "\n".join(_section(report, with_title=report.title != title) for report in reports)
     return _PAGE.format(title=html.escape(title), style=_STYLE, contents=contents, sections=sections)
 
 
-def _section(report: Report) -> str:
+def _section(report: Report, with_title: bool) -> str:
+    title = f"<h2>{html.escape(report.title)}</h2>" if with_title else ""
     about = "".join(f"<p>{html.escape(text)}</p>" for text in report.about)
     tables = "\n".join(table.html() for table in report.tables)
     pictures = "\n".join(_figure(picture) for picture in report.pictures)
     findings = "".join(f"<p>{html.escape(text)}</p>" for text in report.findings)
     verdict = f"<div class='findings'><h3>What comes out</h3>{findings}</div>" if findings else ""
-    return f"<section id='{report.name}'><h2>{html.escape(report.title)}</h2>{about}\n{tables}\n{pictures}\n{verdict}</section>"
+    return f"<section id='{report.name}'>{title}{about}\n{tables}\n{pictures}\n{verdict}</section>"
 
 
 def _figure(picture: Picture) -> str:
-    image = io.BytesIO()
-    picture.figure.savefig(image, format="png", dpi=130)
-    code, caption = base64.b64encode(image.getvalue()).decode("ascii"), html.escape(picture.caption)
+    code, caption = base64.b64encode(picture.png).decode("ascii"), html.escape(picture.caption)
     return (
         f"<figure><img alt='{caption}' src='data:image/png;base64,{code}'><figcaption>{caption}</figcaption></figure>"
     )

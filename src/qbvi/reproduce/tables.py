@@ -98,8 +98,8 @@ class Table:
         )
         note = f"<p class='note'>{html.escape(self.reading)}</p>" if self.reading else ""
         caption = f"<caption>{html.escape(self.title)}</caption>"
-        return "<div "
-        f"class='wide'><table>{caption}<thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>{note}"
+        table = f"<table>{caption}<thead><tr><th></th>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+        return f"<div class='wide'>{table}</div>{note}"
 
     def terminal(self, width: int) -> list[Any]:
         """As tables of rich, so many side by side columns in each as fit into the width."""

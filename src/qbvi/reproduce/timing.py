@@ -36,8 +36,8 @@ def run(settings: Settings) -> Report:
     other = "" if name == "Credit" else " (the paper: Credit, for which no file was given)"
     about = (
         (
-            f"{name} data{other}: seconds for {_ITERATIONS} iterations of 100 draws (CGVB: 10), and for {_MCMC_DRAWS:,} "
-            f"draws of MCMC; mean and standard deviation of {settings.effort.timing_runs} runs. Python "
+            f"{name} data{other}: seconds for {_ITERATIONS} iterations of 100 draws (CGVB: 10), and for "
+            f"{_MCMC_DRAWS:,} draws of MCMC; mean and standard deviation of {settings.effort.timing_runs} runs. Python "
             f"{platform.python_version()}, {platform.machine()}. The paper: MATLAB R2022a on a laptop, 50 runs."
         ),
     )
@@ -99,10 +99,10 @@ def _findings(times: dict[str, Floats]) -> tuple[str, ...]:
     as_iterations = _ITERATIONS * times[DEFAULT].mean() / times["QBVI"].mean()
     return (
         (
-            f"Here the same number of iterations takes between {1 / ratios[slow]:.2f} ({slow}) and {1 / ratios[fast]:.2f} "
-            f"({fast}) of the paper's time; machines and languages differ, so only the order of magnitude and the ranking "
-            "mean "
-            f"something. A whole fit by our default takes {times[DEFAULT].mean():.2f} s, as long as {as_iterations:,.0f} "
-            "iterations of QBVI; the paper makes up to 1,000. Times depend on what else the machine does."
+            f"Here the same number of iterations takes between {1 / ratios[slow]:.2f} ({slow}) and "
+            f"{1 / ratios[fast]:.2f} ({fast}) of the paper's time; machines and languages differ, so only the order of "
+            f"magnitude and the ranking mean something. A whole fit by our default takes {times[DEFAULT].mean():.2f} "
+            f"s, as long as {as_iterations:,.0f} iterations of QBVI; the paper makes up to 1,000. Times depend on what "
+            "else the machine does."
         ),
     )
