@@ -21,6 +21,8 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/library_time.py
 	$(BIN)/python benchmarks/paper_settings.py
 	$(BIN)/python benchmarks/evaluations.py --peers
+	$(BIN)/python benchmarks/parallel.py
+	$(BIN)/python benchmarks/sharded.py
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

@@ -1,6 +1,7 @@
 """A Gaussian log-likelihood with an exact posterior that goes wrong at chosen points, in any process alike; nothing heavy is imported here."""
 
 import os
+import subprocess
 import time
 import zlib
 
@@ -55,6 +56,8 @@ FAULTS = {
 
 def is_alive(pid):
     """Whether a process exists and has not ended."""
+    if not os.path.isdir("/proc/self"):  # not Linux: one that ended and was not waited for counts as alive
+        return subprocess.run(["kill", "-0", str(pid)], check=False, capture_output=True).returncode == 0
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -249,12 +249,15 @@ def changepoint(rng, n=40):
     return f, {"a": qbvi.Gamma(2, 1), "b": qbvi.Gamma(2, 1), "t": qbvi.Categorical(np.full(n, 1 / n))}, (a, b, pi)
 
 
-def test_a_change_point_with_three_factors(rng):
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_point_with_three_factors(rng, seed):
+    """The default tolerance leaves the parameters open by a percent or so; six other seeds stayed within 0.6 % and 0.015."""
     f, prior, (a, b, pi) = changepoint(rng)
-    fit = qbvi.fit(f, prior, vectorized=True, seed=1)
+    fit = qbvi.fit(f, prior, vectorized=True, seed=seed)
+    assert fit.converged, fit.stop_reason
     for name, exact in (("a", a), ("b", b)):
         law = fit.factors[name]
-        np.testing.assert_allclose([law.alpha, law.beta], exact, rtol=0.1)
+        np.testing.assert_allclose([law.alpha, law.beta], exact, rtol=0.03)
     assert 0.5 * np.abs(fit.factors["t"].probs - pi).sum() < 0.05  # total variation
 
 

@@ -8,6 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
+FAMILIES = ROOT / "docs" / "families.md"
 
 
 def blocks(path):
@@ -32,11 +33,12 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     guide, models = dict(readme), {name: readme[name] for name in ("np", "qbvi", "rng", "x", "y", "log_likelihood")}
     run(GUIDE, guide)
     assert "theta[0]" in capsys.readouterr().out
+    run(FAMILIES, dict(models))
     run(MODELS, models)
     assert "intercept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [README, GUIDE, MODELS], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [README, GUIDE, MODELS, FAMILIES], ids=lambda p: p.name)
 def test_local_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
     assert links

@@ -120,3 +120,5 @@ def test_too_many_parts_and_wrong_shapes_are_refused():
         ShardedLikelihood(squares, PARTS, rows_per_part=0)
     with pytest.raises(ValueError, match=r"must return shape \(5,\) for 5 points, got \(\) of dtype float64 on part 0"):
         ShardedLikelihood(lambda theta, part: 0.0, PARTS)(THETA)
+    with pytest.raises(ValueError, match=r"`data` must be left out with a qbvi\.ShardedLikelihood"):
+        qbvi.fit(ShardedLikelihood(squares, PARTS), PRIOR, vectorized=True, data=ROWS)

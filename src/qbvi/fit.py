@@ -13,7 +13,7 @@ from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
 from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
-from qbvi.evaluate import Batches, BlackBox, OnFailure
+from qbvi.evaluate import Batches, BlackBox, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.families import Family, GaussianFamily
@@ -125,12 +125,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     model, posterior = arrange(prior, family)
-    if batch_size is not None:
-        whole_number("batch_size", batch_size)
-    batches = Batches(data, batch_size) if data is not None else getattr(log_likelihood, "batches", None)
-    if data is None and batch_size is not None:
-        msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
-        raise ValueError(msg)
+    batches = _batches(log_likelihood, data, batch_size)
     n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol))
     seed = resumed_seed(seed, checkpoint)
@@ -162,6 +157,20 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         if n_starts == 1:
             return run(init, seed)
         return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None) -> Any:
+    """Rows for the function: of ``data``, or of the parts that a sharded one holds."""
+    if data is None and batch_size is not None:
+        msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
+        raise ValueError(msg)
+    if not isinstance(log_likelihood, ShardedLikelihood):
+        size = None if batch_size is None else whole_number("batch_size", batch_size)
+        return None if data is None else Batches(data, size)
+    if data is not None:
+        msg = "`data` must be left out with a qbvi.ShardedLikelihood, which holds its data in parts"
+        raise ValueError(msg)
+    return log_likelihood.batches
 
 
 def _part(checkpoint: str | os.PathLike[str], number: int) -> str:

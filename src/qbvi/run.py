@@ -376,12 +376,23 @@ class Run:
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
-            if n < 2:
-                return self._freeze(kept, stop)
+            if n < 2:  # nothing left for fresh draws: the draws so far must do
+                return self._freeze(
+                    kept,
+                    self._failing(stop, len(self.black_box.failures) / max(self.black_box.n_evals, 1), "all draws"),
+                )
             look = yield from self._look_at(kept.q, n)
         if stop.converged and len(look.h) == 1 and not look.failed:
             stop = self._contradicted(stop, self._gain(look, *_PROOF))
         return self._freeze(Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
+
+    def _failing(self, stop: Stop, share: float, draws: str) -> Stop:
+        """Tell the mass that was left out, and do not call a fit converged that left out much."""
+        if share:
+            self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
+        if not stop.converged or share <= _MOST_FAILED:
+            return stop
+        return Stop(False, f"{stop.reason}, but the function fails at {share:.0%} of {draws}")
 
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, _Look]:
         groups = min(10, n // 2) if self._is_partial else 1
@@ -418,8 +429,7 @@ class Run:
 
     def _doubted(self, stop: Stop, h: Floats, failed: float) -> Stop:
         """Take a convergence back where fresh draws fail, or put the bound well below what the fit said."""
-        if stop.converged and failed > _MOST_FAILED:
-            return Stop(False, f"{stop.reason}, but the function fails at {failed:.0%} of fresh draws from the result")
+        stop = self._failing(stop, failed, "fresh draws from the result")
         said, mean, se = self._history.elbo_smooth[-1], float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
         if not stop.converged or mean > said - _DISAGREEMENT * se - 0.1:
             return stop

@@ -75,7 +75,8 @@ class _Server:
         if not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
             msg = f"--out must be in a folder that is there, got {args.out!r}"
             raise ValueError(msg)
-        self._say, self._out = say, args.out
+        self._say = say
+        self._out: str = args.out
         self._shapes = {name: list(distribution.shape) for name, distribution in prior.items()}
         self.opt: Ask = Ask(
             prior,

@@ -23,9 +23,7 @@ LOST = (KilledWorker, CancelledError, asyncio.CancelledError)  # a result that w
 _ROUND_TRIP = 4e-3  # seconds that a task costs the scheduler and both ends
 _REFRESH = 5.0  # seconds between looks at the size of the cluster
 _MOST_TRIES = 20  # to hand data to a cluster whose workers are dying
-_MOST_LOSSES = (
-    2  # times that one call may be lost before it is given up; each time, Dask itself has tried it on several workers
-)
+_MOST_LOSSES = 2  # times that a call may be lost, first among others and then alone; the next time is the last
 
 
 class OnDask:

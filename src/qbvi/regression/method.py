@@ -266,11 +266,11 @@ def _usual_square(d: int) -> float:
 
 
 def _plan(n: int, turn: int) -> Search:
-    """A try costs n^3: many while that is little, every other turn when it is much."""
-    if n >= 500 and turn % 2:
+    """A try costs n^3: many while that is little, every third turn when it is much."""
+    if n >= 500 and turn % 3:
         return Search(tries=0, restart=False)
     tries = 24 if n < 150 else 14 if n < 400 else 5 if n < 1500 else 3
-    return Search(tries, restart=n < 400 or turn % 4 == 0, turn=turn // 2)
+    return Search(tries, restart=n < 400 or turn % 6 == 0, turn=turn // 3)
 
 
 def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
