@@ -56,10 +56,7 @@ class _Experiment:
                 "nothing else set."
             ),
         )
-        note = (
-            "MSE: of the conditional standard deviation against the absolute return, which comes nearest to the "
-            "published numbers."
-        )
+        note = "MSE: of the conditional standard deviation against the absolute return; the paper does not say of what."
         tables = (
             self.parameters_table,
             self.transformed_table,
