@@ -200,6 +200,13 @@ def test_har_reaches_the_optimum(har_of_arch):
         assert not estimate.gap < -1e-6, name
 
 
+def test_one_gaussian_for_har_reaches_its_optimum(har_of_arch):
+    for family in ("full", "diagonal"):
+        found = har_of_arch._gaussian("auto", family)
+        assert -1e-6 < found.gap < 0.02
+        assert abs(found.bound - found.exact_bound) < 5 * found.bound_se
+
+
 def test_har_by_ml_is_least_squares(har_of_arch):
     design, y = har_of_arch.model.design, har_of_arch.model.y
     beta, squares, *_ = np.linalg.lstsq(design, y, rcond=None)
@@ -219,6 +226,7 @@ def test_har_of_the_papers_data_has_its_ml_column(papers_data):
 def test_garch_is_near_the_best_gaussian():
     experiment = garch._Experiment(data.returns(None), Settings(effort=TINY))
     ours = experiment.columns["default"]
+    assert abs(ours.bound - ours.exact_bound) < 5 * ours.bound_se
     assert -1e-3 < ours.gap < 0.05  # skewed: the default's tolerance of 0.01 is not promised to hold to the digit
     ml = experiment.columns["ML"].mean
     slopes = [
@@ -247,6 +255,18 @@ def test_minibatches_end_below_the_best_and_all_rows_reach_it():
         if row.label == "nats below the best"
         for cell in row.cells
     )
+
+
+def test_the_score_is_the_gradient_by_the_first_mean_parameter():
+    """For f = a'theta + theta'B theta = a'm_1 + tr(B m_2) the expectation of the score times f is a, whatever q is."""
+    rng = np.random.default_rng(4)
+    mean, cov = np.array([1.0, -0.5]), np.array([[0.5, 0.2], [0.2, 0.4]])
+    theta = rng.multivariate_normal(mean, cov, size=100_000)
+    a, B = np.array([3.0, -1.0]), np.array([[1.0, 0.5], [0.5, -2.0]])
+    f = theta @ a + np.sum((theta @ B) * theta, axis=1)
+    terms = control_variates._score(theta, mean, np.linalg.inv(cov)) * (f - f.mean() + 2.0)[:, None]
+    z = (terms.mean(axis=0) - a) / (terms.std(axis=0) / np.sqrt(len(terms)))
+    assert np.abs(z).max() < 5
 
 
 def test_the_noise_of_the_gradient_is_that_of_repeated_estimates():

@@ -73,8 +73,7 @@ def gradient_noise(theta: Floats, f: Floats, mean: Floats, cov: Floats, rng: np.
     True
     """
     precision = np.asarray(np.linalg.inv(cov), dtype=np.float64)
-    v = (theta - mean) @ precision
-    g = v - v * (v @ mean)[:, None] + precision @ mean
+    g = _score(theta, mean, precision)
     variance = _score_variance(mean, precision)
     size = {n: min(n, len(f)) for n in _DRAWS}
     subsets = {n: [rng.choice(len(f), size[n], replace=False) for _ in range(_REPEATS)] for n in _DRAWS}
@@ -281,6 +280,12 @@ class _Experiment:
                 f"centred control variate {_enough(self.gaps, 'centred')}."
             ),
         )
+
+
+def _score(theta: Floats, mean: Floats, precision: Floats) -> Floats:
+    """The gradient of log q by m_1 at every draw: (n, d)."""
+    v = (theta - mean) @ precision
+    return np.asarray(v - v * (v @ mean)[:, None] + precision @ mean)
 
 
 def _covariance(g: Floats, f: Floats) -> Floats:
