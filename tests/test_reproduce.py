@@ -1,10 +1,12 @@
 """`qbvi reproduce`: our values against exact optima and the ML columns, loaders, tables, pages and the command."""
 
+import ast
 import contextlib
 import csv
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -73,7 +75,7 @@ def everything(tmp_path_factory):
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QBVI_DATA", raising=False)
-        patch.setattr(reproduce, "QUICK", TINY)
+        patch.setattr("qbvi.cli.reproduce.QUICK", TINY)
         assert main(["reproduce", "all", "--quick", "--out", str(out)]) == 0
     return out, printed.getvalue()
 
@@ -414,7 +416,23 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_knows_every_experiment():
-    from qbvi.cli.reproduce import _NAMES
+def test_the_page_of_the_documentation_knows_experiments_and_columns():
+    text = (Path(__file__).resolve().parents[1] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in text for name in reproduce.EXPERIMENTS)
+    assert ",".join(data._CREDIT_SUMS) in text
 
-    assert _NAMES == reproduce.EXPERIMENTS
+
+def test_a_seed_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["reproduce", "labour", "--seed", "-1"])
+    assert "must be a whole number from zero on, got '-1'" in capsys.readouterr().err
+
+
+def test_experiments_use_public_names_only():
+    for path in Path(reproduce.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qbvi"):
+                assert node.module.startswith("qbvi.reproduce"), path.name
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "qbvi":
+                assert node.attr in qbvi.__all__, f"{path.name}: qbvi.{node.attr}"

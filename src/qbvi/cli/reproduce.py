@@ -6,14 +6,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from qbvi.reproduce import Report, Settings
+from qbvi.reproduce import EXPERIMENTS, FULL, QUICK, DataError, MissingDataError, Report, Settings, page, show, write
+from qbvi.reproduce import run as run_experiment
 
 __all__ = ["add_to", "run"]
-
-_NAMES = ("labour", "credit", "har", "garch", "minibatch", "control-variates", "timing")
 
 
 def add_to(commands: Any) -> None:
@@ -23,9 +21,11 @@ def add_to(commands: Any) -> None:
         help="run the paper's experiments and compare",
         description="Run an experiment of the paper; print its tables, and write tables, figures and an HTML page.",
     )
-    parser.add_argument("experiment", choices=(*_NAMES, "all"), help="which one: %(choices)s", metavar="EXPERIMENT")
+    parser.add_argument(
+        "experiment", choices=(*EXPERIMENTS, "all"), help="which one: %(choices)s", metavar="EXPERIMENT"
+    )
     parser.add_argument("--out", default="reproduced", type=Path, metavar="DIR", help="where to write (%(default)s)")
-    parser.add_argument("--seed", default=1, type=int, help="of every fit (%(default)s)")
+    parser.add_argument("--seed", default=1, type=_seed, metavar="N", help="of every fit (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="fewer iterations and runs: minutes for all of them")
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="folder with german_credit.csv and spx_volatility.csv (else QBVI_DATA)"
@@ -40,8 +40,6 @@ def run(args: argparse.Namespace) -> int:
     except ImportError:
         print("qbvi reproduce: needs rich and matplotlib: pip install 'qbvi[reproduce]'", file=sys.stderr)
         return 2
-    from qbvi.reproduce import FULL, QUICK, DataError, Settings
-
     settings = Settings(args.seed, QUICK if args.quick else FULL, args.data)
     try:
         if args.experiment == "all":
@@ -54,10 +52,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _one(name: str, settings: Settings, out: Path, console: Any) -> Report:
-    from qbvi.reproduce import run as run_experiment
-    from qbvi.reproduce import show, write
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        msg = f"must be a whole number from zero on, got {text!r}"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
 
+
+def _one(name: str, settings: Settings, out: Path, console: Any) -> Report:
     start = time.perf_counter()
     with console.status(f"{name} ..."):
         report = run_experiment(name, settings)
@@ -72,10 +74,8 @@ def _one(name: str, settings: Settings, out: Path, console: Any) -> Report:
 
 def _all(settings: Settings, out: Path, console: Any) -> None:
     """All experiments in one page; one whose data are not here says so in its place."""
-    from qbvi.reproduce import MissingDataError, Report, page
-
     reports = []
-    for name in _NAMES:
+    for name in EXPERIMENTS:
         try:
             reports.append(_one(name, settings, out, console))
         except MissingDataError as error:

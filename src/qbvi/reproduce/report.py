@@ -121,12 +121,12 @@ def _markdown(report: Report) -> str:
 
 
 _STYLE = """
-body { font: 16px/1.55 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1080px; padding: 1.5rem; }
+body { font: 16px/1.55 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; max-width: 1240px; padding: 1.5rem; }
 h1 { font-size: 1.7rem; } h2 { font-size: 1.35rem; border-bottom: 2px solid #0072B2; padding-bottom: .2rem; margin-top: 2.5rem; }
 h3 { font-size: 1.05rem; margin: 0 0 .4rem; } p { max-width: 52rem; }
 nav { display: flex; flex-wrap: wrap; gap: .4rem 1.2rem; } a { color: #0072B2; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums; margin-top: 1.2rem; }
-caption { text-align: left; font-weight: 600; font-size: 1rem; padding-bottom: .4rem; }
+caption { text-align: left; white-space: nowrap; font-weight: 600; font-size: 1rem; padding-bottom: .4rem; }
 th, td { padding: .22rem .6rem; text-align: right; vertical-align: top; white-space: nowrap; border-bottom: 1px solid #e4e4e4; }
 tbody th, thead th:first-child { text-align: left; font-weight: 500; position: sticky; left: 0; background: #fff; }
 thead th { border-bottom: 2px solid #888; } tbody tr:hover td { background: #f3f8fb; }
