@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import qbvi
+from qbvi.reproduce import figures
 from qbvi.reproduce.settings import Effort
 from qbvi.reproduce.tables import Cell, Row
 
-__all__ = ["Estimate", "cost_rows", "gaussian_methods", "published_row", "row_of", "stopping"]
+__all__ = ["Estimate", "cost_rows", "gaussian_methods", "marginal_paths", "published_row", "row_of", "stopping"]
 
 Floats = NDArray[np.float64]
 
@@ -78,6 +79,24 @@ def gaussian_methods(gradient: Callable[..., Any], effort: Effort) -> dict[str, 
         "MGVB": (qbvi.baselines.MGVB(stop=stop), "full"),
         DEFAULT: ("auto", "full"),
     }
+
+
+def marginal_paths(
+    names: Mapping[int, str], trace: Any, columns: Mapping[str, Estimate], draws: Floats
+) -> list[figures.Path]:
+    """What there is to draw of the parameters with these numbers: moments over a trace, marginals by method, draws (n, p)."""
+    prior = (0.0, math.sqrt(PRIOR_VARIANCE))
+    return [
+        figures.Path(
+            name,
+            trace.mean[:, j],
+            trace.sd[:, j] ** 2,
+            {label: (float(e.mean[j]), math.sqrt(e.variance[j])) for label, e in columns.items()},
+            draws[:, j],
+            prior,
+        )
+        for j, name in names.items()
+    ]
 
 
 def stopping(iterations: int) -> tuple[Any, ...]:

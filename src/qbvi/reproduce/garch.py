@@ -14,7 +14,15 @@ from scipy.special import expit, logit
 
 import qbvi
 from qbvi.reproduce import data, figures, measures
-from qbvi.reproduce.estimates import DEFAULT, PRIOR_VARIANCE, Estimate, cost_rows, gaussian_methods, published_row
+from qbvi.reproduce.estimates import (
+    DEFAULT,
+    PRIOR_VARIANCE,
+    Estimate,
+    cost_rows,
+    gaussian_methods,
+    marginal_paths,
+    published_row,
+)
 from qbvi.reproduce.exact import Best, best_gaussian, gaussian_bound
 from qbvi.reproduce.published import GARCH, GARCH_TRANSFORMED, PERFORMANCE
 from qbvi.reproduce.report import Picture, Report
@@ -40,7 +48,7 @@ class _Experiment:
     settings: Settings
 
     def report(self) -> Report:
-        effort, n = self.settings.effort, len(self.model.returns)
+        n = len(self.model.returns)
         other = (
             "The paper's returns were prepared a little differently: its log-likelihoods are some nats from ours at "
             "any parameters, so compare methods rather than digits."
@@ -51,9 +59,8 @@ class _Experiment:
             f"{self.series.source}: {n} training days, the {len(self.series.values) - n} after them for tests. {other}",
             (
                 "N(0, 5) priors for the three psi; all methods start from omega a tenth of the variance, alpha 0.1 "
-                f"and beta 0.8; seed {self.settings.seed}. QBVI, BBVI and MGVB: at most {effort.iterations} "
-                f"iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; {DEFAULT}: qbvi.fit with "
-                "nothing else set."
+                f"and beta 0.8; seed {self.settings.seed}. QBVI, BBVI and MGVB: {self.settings.iterations}; {DEFAULT}: "
+                "qbvi.fit with nothing else set."
             ),
         )
         note = "MSE: of the conditional standard deviation against the absolute return; the paper does not say of what."
@@ -218,21 +225,9 @@ class _Experiment:
 
     def _paths(self) -> Picture:
         fit: Any = self.columns["QBVI"].fit
+        columns = {name: self.columns[name] for name in ("QBVI", "MGVB", DEFAULT)}
         draws = _unconstrained(self.chains.draws)
-        parameters = [
-            figures.Path(
-                name,
-                fit.trace.mean[:, j],
-                fit.trace.sd[:, j] ** 2,
-                {
-                    c: (self.columns[c].mean[j], math.sqrt(self.columns[c].variance[j]))
-                    for c in ("QBVI", "MGVB", DEFAULT)
-                },
-                draws[:, j],
-                (0.0, math.sqrt(PRIOR_VARIANCE)),
-            )
-            for j, name in enumerate(_NAMES)
-        ]
+        parameters = marginal_paths(dict(enumerate(_NAMES)), fit.trace, columns, draws)
         caption = (
             "Posterior means and variances of QBVI over the iterations, and marginals beside draws of the "
             "posterior (MCMC) and the prior."

@@ -20,6 +20,7 @@ from qbvi.reproduce.estimates import (
     Estimate,
     cost_rows,
     gaussian_methods,
+    marginal_paths,
     published_row,
     stopping,
 )
@@ -51,7 +52,7 @@ class _Experiment:
     settings: Settings
 
     def report(self) -> Report:
-        effort, n = self.settings.effort, len(self.model.y)
+        n = len(self.model.y)
         other = (
             ""
             if self.series.is_papers
@@ -62,9 +63,8 @@ class _Experiment:
             (
                 "Log volatility on its daily, weekly and monthly averages; N(0, 5) priors for the coefficients, "
                 f"InverseGamma(3, 1) for the noise variance, seed {self.settings.seed}. 'mean-field' columns: a "
-                "Gaussian times an inverse gamma; the others: one Gaussian over the coefficients and log sigma2, by "
-                f"at most {effort.iterations} iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; "
-                f"{DEFAULT}: qbvi.fit with nothing set, which is mean field."
+                "Gaussian times an inverse gamma; the others: one Gaussian over the coefficients and log sigma2; "
+                f"{self.settings.iterations}. {DEFAULT}: qbvi.fit with nothing set, which is mean field."
             ),
         )
         tables = (
@@ -248,20 +248,8 @@ class _Experiment:
     def _paths(self) -> Picture:
         fit: Any = self.columns["mean-field"].fit
         chosen = {"QBVI, mean field": "mean-field", "MGVB": "MGVB", DEFAULT: DEFAULT}
-        parameters = [
-            figures.Path(
-                name,
-                fit.trace.mean[:, j],
-                fit.trace.sd[:, j] ** 2,
-                {
-                    label: (self.columns[c].mean[j], math.sqrt(self.columns[c].variance[j]))
-                    for label, c in chosen.items()
-                },
-                self.chains.draws["beta"][:, j],
-                (0.0, math.sqrt(PRIOR_VARIANCE)),
-            )
-            for j, name in enumerate(_NAMES)
-        ]
+        columns = {label: self.columns[name] for label, name in chosen.items()}
+        parameters = marginal_paths(dict(enumerate(_NAMES)), fit.trace, columns, self.chains.draws["beta"])
         caption = (
             "Posterior means and variances of mean-field QBVI over the iterations, and marginals beside draws of "
             "the posterior (MCMC) and the prior."

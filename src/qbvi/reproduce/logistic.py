@@ -20,6 +20,7 @@ from qbvi.reproduce.estimates import (
     Estimate,
     cost_rows,
     gaussian_methods,
+    marginal_paths,
     published_row,
 )
 from qbvi.reproduce.exact import Best, LogisticBound
@@ -62,19 +63,15 @@ class LogisticExperiment:
 
     def report(self) -> Report:
         """Run every method and put the numbers side by side."""
-        effort = self.settings.effort
         about = (
-            (
-                f"Logistic regression, {len(self.split.y)} training and {len(self.split.y_test)} test rows, {self.d} "
-                f"coefficients with independent N(0, 5) priors, seed {self.settings.seed}. QBVI, BBVI, CGVB and MGVB: "
-                f"at most {effort.iterations} iterations{' (the paper: 1,000)' if self.settings.is_quick else ''}; "
-                f"{DEFAULT}: qbvi.fit with nothing set."
-            ),
+            f"Logistic regression, {len(self.split.y)} training and {len(self.split.y_test)} test rows, {self.d} "
+            f"coefficients with independent N(0, 5) priors, seed {self.settings.seed}. QBVI, BBVI, CGVB and MGVB: "
+            f"{self.settings.iterations}; {DEFAULT}: qbvi.fit with nothing set."
         )
         return Report(
             name=self.name,
             title=self.title,
-            about=about,
+            about=(about,),
             tables=(self.means_table, self.variances_table, self.performance_table),
             pictures=(self._learning(), self._paths()),
             findings=self._findings(),
@@ -134,6 +131,12 @@ class LogisticExperiment:
         """Of the coefficients."""
         return ("intercept", *self.split.names)
 
+    @cached_property
+    def parts(self) -> dict[str, tuple[Floats, Floats]]:
+        """Training and test rows: the design with its column of ones, and the target."""
+        rows = {"train": (self.split.X, self.split.y), "test": (self.split.X_test, self.split.y_test)}
+        return {part: (np.column_stack([np.ones(len(X)), X]), y) for part, (X, y) in rows.items()}
+
     @property
     def means_table(self) -> Table:
         """Posterior means, bounds and costs of all methods."""
@@ -159,10 +162,9 @@ class LogisticExperiment:
     @cached_property
     def performance(self) -> dict[str, dict[str, dict[str, float]]]:
         """Measures by part of the data, by method: at the posterior means."""
-        parts = {"train": (self.split.X, self.split.y), "test": (self.split.X_test, self.split.y_test)}
         return {
-            part: {name: self._measured(X, y, self.columns[name].mean) for name in ("QBVI", "ML", DEFAULT)}
-            for part, (X, y) in parts.items()
+            part: {name: _measured(*rows, self.columns[name].mean) for name in ("QBVI", "ML", DEFAULT)}
+            for part, rows in self.parts.items()
         }
 
     @property
@@ -200,32 +202,23 @@ class LogisticExperiment:
         paper = {name: self.paper[name + suffix][j] for name in ours if name + suffix in self.paper}
         return published_row(self.names[j], ours, paper)
 
-    def _measured(self, X: Floats, y: Floats, beta: Floats) -> dict[str, float]:
-        design = np.column_stack([np.ones(len(X)), X])
-        found = measures.classification(design, y, beta) | {"log-likelihood": measures.log_likelihood(design, y, beta)}
-        return {name: float(value) for name, value in found.items()}
-
     def _learning(self) -> Picture:
         figure, axes = figures.new_figure(1, 3, (11.0, 3.4))
         fit: Any = self.columns["QBVI"].fit
         figures.bound_panel(axes[0, 0], fit.trace.elbo_smooth, self.best["full"].bound)
-        designs = [np.column_stack([np.ones(len(X)), X]) for X in (self.split.X, self.split.X_test)]
-        train, test = (
-            measures.classification(design, y, fit.trace.mean)
-            for design, y in zip(designs, (self.split.y, self.split.y_test), strict=True)
-        )
+        found = {part: measures.classification(*rows, fit.trace.mean) for part, rows in self.parts.items()}
         lines = [
-            figures.Curve(f"{name}{'' if part is train else ', test'}", part[name], part is test)
+            figures.Curve(name if part == "train" else f"{name}, test", found[part][name], part == "test")
             for name in _MEASURES
-            for part in (train, test)
+            for part in found
         ]
         figures.curves(axes[0, 1], lines, "Performance")
         axes[0, 1].legend(fontsize=6.5, frameon=False, ncols=2, loc="lower right")
         likelihoods = [
             figures.Curve(
-                f"{part}, per row", measures.log_likelihood(design, y, fit.trace.mean) / len(y), part == "test"
+                f"{part}, per row", measures.log_likelihood(*rows, fit.trace.mean) / len(rows[1]), part == "test"
             )
-            for part, design, y in zip(("train", "test"), designs, (self.split.y, self.split.y_test), strict=True)
+            for part, rows in self.parts.items()
         ]
         figures.curves(axes[0, 2], likelihoods, "Log-likelihood at the posterior mean")
         caption = (
@@ -238,18 +231,8 @@ class LogisticExperiment:
         fit: Any = self.columns["QBVI"].fit
         widest = np.argsort(-self.columns["exact best"].variance, kind="stable")[:_SHOWN]
         chosen = sorted(int(j) for j in widest)
-        marginals = ("QBVI", "MGVB", DEFAULT)
-        parameters = [
-            figures.Path(
-                self.names[j],
-                fit.trace.mean[:, j],
-                fit.trace.sd[:, j] ** 2,
-                {name: (self.columns[name].mean[j], math.sqrt(self.columns[name].variance[j])) for name in marginals},
-                self.chains.draws[:, j],
-                (0.0, math.sqrt(PRIOR_VARIANCE)),
-            )
-            for j in chosen
-        ]
+        columns = {name: self.columns[name] for name in ("QBVI", "MGVB", DEFAULT)}
+        parameters = marginal_paths({j: self.names[j] for j in chosen}, fit.trace, columns, self.chains.draws)
         which = "all coefficients" if self.d <= _SHOWN else f"the {_SHOWN} coefficients with the widest posteriors"
         caption = (
             f"Posterior means and variances of QBVI over the iterations, and the marginals of {which}: QBVI, MGVB and "
@@ -324,6 +307,11 @@ class LogisticExperiment:
                 f"{np.abs(published - shifted).max():.4f} for ML."
             )
         return start + f"The test measures differ by at most {np.abs(published - ours).max():.3f}."
+
+
+def _measured(design: Floats, y: Floats, beta: Floats) -> dict[str, float]:
+    found = measures.classification(design, y, beta) | {"log-likelihood": measures.log_likelihood(design, y, beta)}
+    return {name: float(value) for name, value in found.items()}
 
 
 def _ranking(columns: dict[str, Estimate]) -> str:

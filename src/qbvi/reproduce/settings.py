@@ -71,8 +71,8 @@ class Settings:
 
     Examples
     --------
-    >>> Settings(effort=QUICK).effort.iterations
-    200
+    >>> Settings(effort=QUICK).iterations
+    'at most 200 iterations (the paper: 1,000)'
     """
 
     seed: int = 1
@@ -80,6 +80,7 @@ class Settings:
     data: Path | None = None
 
     @property
-    def is_quick(self) -> bool:
-        """Whether this is less than the paper's work."""
-        return self.effort != FULL
+    def iterations(self) -> str:
+        """How many iterations the paper's method and the baselines may make, in words."""
+        paper = "" if self.effort.iterations == FULL.iterations else f" (the paper: {FULL.iterations:,})"
+        return f"at most {self.effort.iterations:,} iterations{paper}"
