@@ -182,6 +182,10 @@ def test_findings_change_with_the_numbers(labour):
     other.__dict__["chains"] = labour.chains
     assert "differ from the published ones (largest difference 0.1" in other._on_ml()
     assert "do not agree with them" in other._on_mcmc()
+    of_posterior = replace(labour, paper=paper | {"ML variance": tuple(labour.columns["exact best"].variance)})
+    of_posterior.__dict__["columns"] = labour.columns
+    assert "rather those of a posterior" in of_posterior._on_ml_variances()
+    assert "rather those of a posterior" not in labour._on_ml_variances()
 
 
 def test_the_same_seed_gives_the_same_numbers(labour):

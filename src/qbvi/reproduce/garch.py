@@ -140,7 +140,7 @@ class _Experiment:
             "Posterior means, unconstrained scale (paper, table par_GARCH)",
             tuple(self.columns),
             (*rows, *cost_rows(self.columns, bounds)),
-            note="Lower bounds are fresh estimates; the best Gaussian is found by quadrature, to about 1e-4 nats.",
+            note="Lower bounds are fresh estimates; the best Gaussian is found by quadrature.",
         )
 
     @property
