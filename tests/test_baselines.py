@@ -458,6 +458,12 @@ def test_mcmc_draws_from_a_conjugate_posterior():
     assert "accepted" in repr(chains)
 
 
+def test_mcmc_may_do_without_a_warm_up():
+    pytest.importorskip("emcee", reason="emcee is not installed")
+    chains = mcmc(lambda x: -0.5 * x**2, qbvi.Normal(0, 1), n_walkers=4, n_steps=10, warmup=0, seed=1)
+    assert chains.draws.shape == (40,)
+
+
 def test_mcmc_has_the_spread_of_the_labour_posterior():
     """It is nearly Gaussian: standard deviations within 5 % of the best Gaussian's (moves with a wrong ratio lose 15 to 30 %)."""
     pytest.importorskip("emcee", reason="emcee is not installed")

@@ -114,9 +114,10 @@ def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
     sampler = emcee.EnsembleSampler(walkers, model.dim, log_posterior, vectorize=True, moves=moves)
     # emcee takes the state of the older NumPy generator and no other
     state = np.random.RandomState(rng.integers(2**32)).get_state()
-    burnt = sampler.run_mcmc(emcee.State(start, random_state=state), warmup, skip_initial_state_check=True)
+    first = emcee.State(start, random_state=state)
+    burnt = sampler.run_mcmc(first, warmup, skip_initial_state_check=True)
     sampler.reset()
-    sampler.run_mcmc(burnt, n_steps, skip_initial_state_check=True)
+    sampler.run_mcmc(burnt if warmup else first, n_steps, skip_initial_state_check=True)
     return _chains(model, sampler, black_box.n_evals, seed)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from qbvi._version import __version__
-from qbvi.cli import fit, predict, serve, show
+from qbvi.cli import fit, predict, reproduce, serve, show
 from qbvi.cli.options import Parser
 
 __all__ = ["main"]
 
-_COMMANDS = (fit, predict, show, serve)
+_COMMANDS = (fit, predict, show, serve, reproduce)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

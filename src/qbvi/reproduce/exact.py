@@ -1,0 +1,247 @@
+"""The best member of a variational family, known exactly or by quadrature: what every estimate is judged by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import digamma, expit, gammaln
+
+__all__ = ["Best", "LogisticBound", "MeanFieldBest", "MeanFieldBound", "best_gaussian", "gaussian_bound"]
+
+Floats = NDArray[np.float64]
+
+_SETTLED = 1e-9  # norm of the natural gradient at which an optimum is taken as found
+
+
+class Best(NamedTuple):
+    """A Gaussian and its lower bound."""
+
+    mean: Floats  # (d,)
+    cov: Floats  # (d, d)
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class LogisticBound:
+    r"""Lower bound of logistic regression under any Gaussian: a sum of one-dimensional integrals, by Gauss-Hermite.
+
+    .. math:: \mathcal{L} = -\sum_i E[\mathrm{softplus}(b_i)] - KL(q \| N(0, v I)), \quad b_i \sim N(s_i x_i'\mu,\, x_i' S x_i), \; s_i = 1 - 2 y_i
+
+    Parameters
+    ----------
+    design : array (n, d)
+        With its column of ones.
+    y : array (n,)
+        Zeros and ones.
+    prior_variance : float
+        v.
+    nodes : int
+        Of the quadrature; 64 leave an error below 1e-12 where the predictors' standard deviations are below one.
+
+    Examples
+    --------
+    >>> problem = LogisticBound(np.array([[1.0], [1.0], [-2.0]]), np.array([1.0, 0.0, 0.0]), 5.0)
+    >>> best = problem.best()
+    >>> best.bound > problem(best.mean + 0.1, best.cov)
+    True
+    """
+
+    design: Floats
+    y: Floats
+    prior_variance: float
+    nodes: int = 64
+
+    def __call__(self, mean: Floats, cov: Floats) -> float:
+        """The bound of N(mean, cov)."""
+        v, d = self.prior_variance, len(mean)
+        log_ratio = d * math.log(v) - np.linalg.slogdet(cov)[1]
+        divergence = 0.5 * ((np.trace(cov) + mean @ mean) / v - d + log_ratio)
+        return float(-self._expected(mean, cov)[0] - divergence)
+
+    def best(self, diagonal: bool = False) -> Best:
+        r"""The Gaussian with the highest bound, the fixed point of the natural gradient.
+
+        .. math:: \mu \mathrel{+}= P^{-1} (E[\nabla] - \mu / v), \quad S^{-1} = P \text{ or its diagonal}, \quad P = I / v - E[\nabla^2]
+        """
+        d = self.design.shape[1]
+        mean: Floats = np.zeros(d)
+        cov: Floats = np.zeros((d, d))
+        for _ in range(100):
+            _, slope, curvature = self._expected(mean, cov)
+            gradient = -slope - mean / self.prior_variance
+            precision = np.eye(d) / self.prior_variance + curvature
+            new = _inverse(precision, diagonal)
+            if np.linalg.norm(gradient) + np.linalg.norm(new - cov) < _SETTLED:
+                return Best(mean, cov, self(mean, cov))
+            mean, cov = mean + np.linalg.solve(precision, gradient), new
+        raise RuntimeError(_NOT_SETTLED)
+
+    def _expected(self, mean: Floats, cov: Floats) -> tuple[float, Floats, Floats]:
+        """Expectation of the sum of softplus, of its gradient (d,) and of its Hessian (d, d)."""
+        z, weights = _hermite(self.nodes)
+        sign = 1 - 2 * self.y
+        sd = np.sqrt(np.maximum(np.sum((self.design @ cov) * self.design, axis=1), 0.0))
+        b = (sign * (self.design @ mean))[:, None] + sd[:, None] * z
+        p = expit(b)
+        slope = (sign * (p @ weights)) @ self.design
+        curvature = (self.design.T * ((p * (1 - p)) @ weights)) @ self.design
+        return float(np.sum(np.logaddexp(0.0, b) @ weights)), slope, curvature
+
+
+class MeanFieldBest(NamedTuple):
+    """N(mean, cov) for the coefficients times InverseGamma(alpha, beta) for the variance, and the lower bound."""
+
+    mean: Floats  # (d,)
+    cov: Floats  # (d, d)
+    alpha: float
+    beta: float
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class MeanFieldBound:
+    """Lower bound of linear regression under a Gaussian times an inverse gamma, in closed form; conjugate given either factor.
+
+    Parameters
+    ----------
+    design : array (n, d)
+    y : array (n,)
+    prior_variance : float
+        Of the coefficients.
+    alpha, beta : float
+        Of the inverse-gamma prior of the noise variance.
+
+    Examples
+    --------
+    >>> x = np.arange(6.0)
+    >>> problem = MeanFieldBound(np.column_stack([np.ones(6), x]), 1 + x + 0.1 * (-1) ** x, 5.0, 3.0, 1.0)
+    >>> problem.best().alpha  # that of the prior and half the rows
+    6.0
+    """
+
+    design: Floats
+    y: Floats
+    prior_variance: float
+    alpha: float
+    beta: float
+
+    def __call__(self, mean: Floats, cov: Floats, alpha: float, beta: float) -> float:
+        """The bound of N(mean, cov) x InverseGamma(alpha, beta)."""
+        n, d = self.design.shape
+        v, precision, log_variance = self.prior_variance, alpha / beta, math.log(beta) - digamma(alpha)
+        likelihood = -0.5 * n * (math.log(2 * math.pi) + log_variance) - 0.5 * precision * self._squares(mean, cov)
+        log_ratio = d * math.log(v) - np.linalg.slogdet(cov)[1]
+        divergence = 0.5 * ((np.trace(cov) + mean @ mean) / v - d + log_ratio)
+        prior = self.alpha * math.log(self.beta) - gammaln(self.alpha) - (self.alpha + 1) * log_variance
+        entropy = alpha + math.log(beta) + gammaln(alpha) - (1 + alpha) * digamma(alpha)
+        return float(likelihood - divergence + prior - self.beta * precision + entropy)
+
+    def best(self, diagonal: bool = False) -> MeanFieldBest:
+        """The best member of the family, by coordinate ascent."""
+        alpha, beta = self.alpha + len(self.y) / 2, 1.0
+        for _ in range(500):
+            mean, cov = self._coefficients(alpha / beta, diagonal)
+            previous, beta = beta, self.beta + 0.5 * self._squares(mean, cov)
+            if abs(beta - previous) < 1e-13 * beta:
+                break
+        return MeanFieldBest(mean, cov, alpha, beta, self(mean, cov, alpha, beta))
+
+    def _coefficients(self, noise_precision: float, diagonal: bool) -> tuple[Floats, Floats]:
+        gram = noise_precision * self.design.T @ self.design
+        precision = np.eye(len(gram)) / self.prior_variance + gram
+        mean = np.linalg.solve(precision, noise_precision * self.design.T @ self.y)
+        return np.asarray(mean, dtype=np.float64), _inverse(precision, diagonal)
+
+    def _squares(self, mean: Floats, cov: Floats) -> float:
+        """Expected sum of squared residuals."""
+        residual = self.y - self.design @ mean
+        return float(residual @ residual + np.sum((self.design @ cov) * self.design))
+
+
+def best_gaussian(
+    log_joint: Callable[[Floats], Floats], mean: Floats, cov: Floats, *, diagonal: bool = False, nodes: int = 9
+) -> Best:
+    r"""Find the best Gaussian of a smooth density of few dimensions, by quadrature on a grid of ``nodes ** d`` points.
+
+    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= \tfrac12 L (I - C)^{-1} b, \quad S^{-1} = L^{-T} (I - \tfrac12 C) L^{-1}
+
+    Parameters
+    ----------
+    log_joint
+        Of points (n, d) -> (n,).
+    mean, cov
+        A start near the optimum, such as a fit.
+    diagonal
+        Whether the covariance is diagonal: of the new precision only the diagonal is taken.
+    nodes
+        In every direction.
+
+    Examples
+    --------
+    >>> best = best_gaussian(lambda x: -0.5 * (x[:, 0] - 1) ** 2, np.zeros(1), np.eye(1) / 2)
+    >>> best.mean.round(6), best.cov.round(6)
+    (array([1.]), array([[1.]]))
+    """
+    z, weights = _grid(nodes, len(mean))
+    cov = np.diag(np.diag(cov)) if diagonal else cov
+    for _ in range(200):
+        L = _factor(cov)
+        h = _residual(log_joint, mean, L, z)
+        centred = weights * (h - weights @ h)
+        b, C = centred @ z, (z.T * centred) @ z
+        if np.linalg.norm(b) + np.linalg.norm(np.diag(C) if diagonal else C) < 1e-8:
+            return Best(mean, cov, float(weights @ h))
+        # half steps: whole ones swing about a skewed optimum
+        mean = mean + 0.5 * L @ np.linalg.solve(np.eye(len(mean)) - C, b)
+        cov = L @ _inverse(np.eye(len(mean)) - 0.5 * C, diagonal) @ L.T
+    raise RuntimeError(_NOT_SETTLED)
+
+
+def gaussian_bound(log_joint: Callable[[Floats], Floats], mean: Floats, cov: Floats, nodes: int = 9) -> float:
+    """The lower bound of N(mean, cov), by the quadrature of `best_gaussian`.
+
+    Examples
+    --------
+    >>> round(
+    ...     gaussian_bound(lambda x: -0.5 * np.sum(x**2, axis=1), np.zeros(2), np.eye(2)), 6
+    ... )  # log 2 pi, the evidence
+    1.837877
+    """
+    z, weights = _grid(nodes, len(mean))
+    return float(weights @ _residual(log_joint, mean, _factor(cov), z))
+
+
+_NOT_SETTLED = "the exact optimum was not reached: give a start nearer to it, or rescale the columns of the data"
+
+
+def _residual(log_joint: Callable[[Floats], Floats], mean: Floats, L: Floats, z: Floats) -> Floats:
+    """The residual log p(y, theta) - log q(theta) at theta = mean + L z."""
+    log_q = -0.5 * np.sum(z**2, axis=1) - np.sum(np.log(np.diag(L))) - 0.5 * len(mean) * math.log(2 * math.pi)
+    return np.asarray(log_joint(mean + z @ L.T) - log_q)
+
+
+def _inverse(precision: Floats, diagonal: bool) -> Floats:
+    """The covariance of a precision, or of its diagonal alone."""
+    return np.asarray(np.diag(1 / np.diag(precision)) if diagonal else np.linalg.inv(precision), dtype=np.float64)
+
+
+def _factor(cov: Floats) -> Floats:
+    return np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
+
+
+def _hermite(nodes: int) -> tuple[Floats, Floats]:
+    z, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    return z, weights / weights.sum()
+
+
+def _grid(nodes: int, d: int) -> tuple[Floats, Floats]:
+    """Points (nodes^d, d) and weights (nodes^d,) of the standard normal in d dimensions."""
+    z, weights = _hermite(nodes)
+    points = np.array(list(product(z, repeat=d)))
+    return points, np.prod(np.array(list(product(weights, repeat=d))), axis=1)
