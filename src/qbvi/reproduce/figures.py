@@ -66,6 +66,7 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any,
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=8, colors=INK)
         ax.set_axisbelow(True)
+        ax.ticklabel_format(useOffset=False)
         ax.grid(alpha=0.25, linewidth=0.5)
     return figure, axes
 
