@@ -166,6 +166,7 @@ def test_a_broken_executor_of_the_users_is_said_to_be_broken():
         ({"executor": True}, ValueError, "`executor` must be at least 1 .* got True"),
         ({"executor": "two"}, TypeError, "`executor` must be a number of processes.*got str"),
         ({"timeout": 0}, ValueError, "`timeout` must be a positive number of seconds, got 0"),
+        ({"timeout": "3"}, TypeError, "`timeout` must be a number of seconds, got '3'"),
         ({"timeout": 1.0, "executor": map}, ValueError, "`timeout` must go with processes of qbvi's own"),
     ],
 )

@@ -129,7 +129,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     if isinstance(log_likelihood, ShardedLikelihood) and not vectorized:
         msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
         raise ValueError(msg)
-    timeout = None if timeout is None else positive_number("timeout", timeout)
+    if timeout is not None and not isinstance(timeout, int | float):
+        msg = f"`timeout` must be a number of seconds, got {timeout!r}"
+        raise TypeError(msg)
     n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol))
     seed = resumed_seed(seed, checkpoint)
