@@ -24,6 +24,7 @@ from qbvi.progress import Progress
 from qbvi.random import Independent
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
+from qbvi.threads import one_blas_thread
 
 __all__ = ["Conversation", "DomainError", "Iterate", "Request", "Run", "Snapshot", "Unconstrained", "drive"]
 
@@ -283,7 +284,7 @@ class Run:
 
     def _tell(self, theta: Array, values: Values) -> _Turn:
         left = self._state.q
-        with np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
+        with one_blas_thread(), np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
             self._state, info = self.algorithm.tell(self.family, self._prior.eta, self._state, theta, values)
         return _Turn(left, self._state.q, info)
 

@@ -1,0 +1,31 @@
+"""One BLAS thread for our own linear algebra: its matrices are small, and threads that wait for each other cost more than they save."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any
+
+from threadpoolctl import ThreadpoolController
+
+__all__ = ["one_blas_thread"]
+
+
+def one_blas_thread() -> AbstractContextManager[Any]:
+    """Limit BLAS to one thread inside of a ``with``; results then do not depend on how many cores there are.
+
+    Examples
+    --------
+    >>> with one_blas_thread():
+    ...     pass
+    """
+    limit: AbstractContextManager[Any] = _controller().limit(limits=1, user_api="blas")
+    return limit
+
+
+@lru_cache(maxsize=1)
+def _controller() -> ThreadpoolController:
+    # Looking for the libraries takes milliseconds, and those that we call are loaded by then.
+    import scipy.linalg  # noqa: F401
+
+    return ThreadpoolController()
