@@ -630,7 +630,7 @@ def test_files_that_were_tampered_with_are_refused(here, fitted, capsys, tmp_pat
     facts = read_facts(path)["table_fit"]
     kept = {} if change == {"recipe": {}} else facts["recipe"] | change.get("recipe", {})
     save(qbvi.load(path), tmp_path / "odd.npz", facts={"table_fit": facts | change | {"recipe": kept}})
-    refused(capsys, "predict", tmp_path / "odd.npz", "--data", here / "new.csv")
+    assert "odd.npz" in refused(capsys, "predict", tmp_path / "odd.npz", "--data", here / "new.csv")
 
 
 def test_a_posterior_without_a_recipe_is_not_saved_as_one(fitted):

@@ -327,6 +327,28 @@ def test_family_by_parameter_and_in_groups():
     assert type(family).__name__ == "Gamma"
 
 
+@pytest.mark.parametrize(
+    ("prior", "law"),
+    [
+        (scipy.stats.bernoulli(0.3), "Bernoulli"),
+        (scipy.stats.poisson(2.0), "Poisson"),
+        (scipy.stats.wishart(4, np.eye(2)), "Wishart"),
+        (scipy.stats.dirichlet([1.0, 2.0]), "Dirichlet"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_frozen_scipy_laws_are_kept_too(prior, law):
+    model, family = arrange({"x": prior}, "auto")
+    assert type(family).__name__ == law
+    assert np.any(KnownPrior(model, family).eta)
+
+
+def test_a_frozen_scipy_prior_of_whole_numbers_is_fitted():
+    fit = qbvi.fit(lambda p: -0.1 * p["x"], {"x": scipy.stats.poisson(3.0)}, seed=1)
+    assert fit.converged
+    np.testing.assert_allclose(fit.factors["x"].rate, 3 * math.exp(-0.1), rtol=1e-6)
+
+
 def test_a_law_other_than_that_of_the_prior_finds_the_same_posterior():
     """A gamma posterior under a half-normal prior, against quadrature of the best gamma."""
     f = lambda r: 12 * np.log(r) - 4 * r

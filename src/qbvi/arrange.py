@@ -151,7 +151,7 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
     """Priors of a law keep it; all others share one Gaussian with full covariance, on their unconstrained scale."""
-    laws = {name: _LAW_OF_PRIOR.get(type(prior).__name__) for name, prior in priors.items()}
+    laws = {name: _LAW_OF_PRIOR.get(prior.law or "") for name, prior in priors.items()}
     rest = tuple(name for name, law in laws.items() if law is None)
     own = [_Factor(law, (name,)) for name, law in laws.items() if law is not None]
     return ([_Factor("full", rest)] if rest else []) + own
@@ -187,9 +187,9 @@ def _same_law(prior: Distribution, law: str) -> dict[str, Any] | None:
     own = prior.parameters()
     if own is None:
         return None
-    if type(prior).__name__ == "Exponential" and law == "Gamma":
+    if prior.law == "Exponential" and law == "Gamma":
         return {"alpha": np.ones_like(own["rate"]), "beta": own["rate"]}
-    return own if type(prior).__name__ == law else None
+    return own if prior.law == law else None
 
 
 _SUPPORTS: dict[str, Support] = {
@@ -252,7 +252,7 @@ def _check_gaussian(priors: Mapping[str, Distribution], names: set[str]) -> None
         if priors[name].support.is_discrete:
             msg = (
                 f"{name!r} is discrete, {priors[name]!r}: it cannot have a Gaussian posterior; leave it out of `family`, or give it a law such as "
-                f"family={{{name!r}: {law_name(type(priors[name]).__name__)!r}}}"
+                f"family={{{name!r}: {law_name(priors[name].law or 'bernoulli')!r}}}"
             )
             raise ValueError(msg)
 

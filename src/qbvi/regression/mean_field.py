@@ -1,6 +1,6 @@
 r"""The default method for products of families: regress, integrate, advance.
 
-As `qbvi.Regression`, with two changes that make it work for any exponential family. The residual is regressed on the *whitened coordinates*: standard
+As `qbvi.Regression`, with a few changes that make it work for any exponential family. The residual is regressed on the *whitened coordinates*: standard
 normals for a Gaussian factor, orthonormal statistics for any other, in which a conjugate log-likelihood is a plane. And since these
 are not all Gaussian, the natural gradient is not read off the regression's coefficients but integrated: the surrogate costs nothing to evaluate, so its
 projection on the features of the family,
@@ -343,9 +343,9 @@ def _at(family: Family, q: Array, known: _Answer, beta: float) -> _Move:
 
 
 class _GaussianStep(NamedTuple):
-    deformations: list[
-        tuple[Floats, Floats, Floats]
-    ]  # for each factor: shift, root of the whitened covariance, and its inverse
+    """What becomes of the Gaussian factors: for each its shift, the root of its whitened covariance, and the inverse of that."""
+
+    deformations: list[tuple[Floats, Floats, Floats]]
     kl: float
     gain: float
     is_bound: bool
@@ -373,7 +373,7 @@ def _gaussian_step(factors: list[GaussianFamily], parts: list[Floats], C: Floats
 
 
 def _doubt(family: Family, q: Array, known: _Answer, move: _Move) -> float:
-    """Standard deviation of what no member of the family follows, at the new place; zero where that is still at home."""
+    """Standard deviation of what no member of the family follows, at the new place; none at all where that is still at home."""
     there = family.coordinates(family.defensive(q), family.transport(move.q, _normals(family)[:64]))
     reach, home = float(np.mean(np.sum(there**2, axis=1))), family.n_whitened
     if reach < 1.5 * home:
