@@ -350,9 +350,8 @@ def test_mean_parameter_and_back(case, rng):
     np.testing.assert_allclose(family.natural(at), family.natural(q), rtol=1e-7, atol=1e-7)
 
 
-def test_advance_reaches_the_natural_gradient_and_knows_its_worth(case, rng):
-    family, q = case
-    q = to_numpy(q)
+def test_advance_reaches_the_natural_gradient_and_knows_its_worth(law, rng):
+    family, q = law
     w = 0.1 * rng.standard_normal(family.size) / np.sqrt(family.size)
     change = gradient_of(family, q, w, rng)
     for beta in (1.0, 0.3):
@@ -366,10 +365,9 @@ def test_advance_reaches_the_natural_gradient_and_knows_its_worth(case, rng):
     assert full.kl == pytest.approx(0.5 * w @ w, rel=0.3)  # to second order
 
 
-def test_an_advance_out_of_the_domain_is_told_and_not_taken(case):
-    """Each factor is sent out by its own boundary: the features' coefficients of minus its natural parameter, many times over."""
-    family, q = case
-    q = to_numpy(q)
+def test_an_advance_out_of_the_domain_is_told_and_not_taken(law):
+    """Sent out by its boundary: the features' coefficients of minus its natural parameter, many times over."""
+    family, q = law
     rng = np.random.default_rng(0)
     theta = draws(family, q, rng, np, 4 * family.size + 50)
     psi = np.column_stack([family.features(q, theta), np.ones(len(theta))])

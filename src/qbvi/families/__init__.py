@@ -1,6 +1,6 @@
 """The approximations q: one file per group of laws, and products of them."""
 
-from qbvi.families.base import Advance, Curve, Family, GaussianFamily
+from qbvi.families.base import Curve, Family, GaussianFamily
 from qbvi.families.beta import Beta, Dirichlet
 from qbvi.families.discrete import Bernoulli, Categorical, NegativeBinomial, Poisson
 from qbvi.families.exponential import ExponentialFamily
@@ -28,7 +28,6 @@ LAWS: dict[str, type[ExponentialFamily]] = {
 
 __all__ = [
     "LAWS",
-    "Advance",
     "Bernoulli",
     "Beta",
     "Categorical",

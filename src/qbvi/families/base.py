@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device
 
-__all__ = ["Advance", "Curve", "Family", "GaussianFamily"]
+__all__ = ["Curve", "Family", "GaussianFamily"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
 r"""How far a step goes along each whitened direction of curvature: eigenvalues ``c`` of the change to ``(rho, t)``.
 
 ``rho(c)`` replaces ``1 - c`` as the factor of the precision, ``t`` scales the move of the mean; see `qbvi.steps`.
 """
-
-
-class Advance(NamedTuple):
-    """A step along a natural gradient, and what it is worth."""
-
-    q: Array  # the member it leads to
-    kl: Array  # KL(new || old)
-    gain: Array  # rise of the bound, if the function is what its coefficients say
-    is_inside: bool  # whether it stays in the domain; if not, q is the old member
 
 
 class Family(ABC):
@@ -118,10 +108,6 @@ class Family(ABC):
     @abstractmethod
     def n_whitened(self) -> int:
         """Number of whitened coordinates."""
-
-    @abstractmethod
-    def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        """Move by ``beta`` along the natural gradient of the mean of ``features . w``."""
 
     def defensive(self, q: Array) -> Array:
         """The member to draw from in order to learn about ``q``: itself, unless some values would never be seen."""

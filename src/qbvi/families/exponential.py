@@ -11,20 +11,29 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array, to_numpy
-from qbvi.families.base import Advance, Curve, Family
+from qbvi.families.base import Curve, Family
 
-__all__ = ["ExponentialFamily"]
+__all__ = ["Advance", "ExponentialFamily"]
 
 Floats = NDArray[np.float64]
 
 _SHORT = 1e-5  # share of the way to the boundary below which a curve and its tangent are the same
 _HALVINGS = 60  # after which a step is below the rounding of the parameters
+
+
+class Advance(NamedTuple):
+    """A step along a natural gradient, and what it is worth."""
+
+    q: Array  # the member it leads to
+    kl: Array  # KL(new || old)
+    gain: Array  # rise of the bound, if the function is what its coefficients say
+    is_inside: bool  # whether it stays in the domain; if not, q is the old member
 
 
 @dataclass(frozen=True)

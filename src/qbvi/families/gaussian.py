@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device, pack_symmetric, unpack_symmetric
-from qbvi.families.base import Advance, Curve, GaussianFamily
+from qbvi.families.base import Curve, GaussianFamily
 
 __all__ = ["DiagonalGaussian", "Gaussian"]
 
@@ -213,19 +213,6 @@ class Gaussian(GaussianFamily):
     def coefficients(self, w: Array) -> tuple[Array, Array]:
         """Undo the scaling of `features`."""
         return w[: self.dim], unpack_symmetric(w[self.dim :], self.dim) / _SQRT_HALF
-
-    def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        """Whitened precision I - beta C and mean beta (I - beta C)^-1 b, for the coefficients ``w`` = (b, C)."""
-        xp = array_namespace(q, w)
-        b, C = self.coefficients(w)
-        c, U = xp.linalg.eigh(C)
-        b = U.T @ b
-        precision = 1 - beta * c
-        if not bool(xp.min(precision) > 0):
-            return Advance(q, xp.inf, -xp.inf, False)
-        root = xp.sqrt(precision)
-        q_new = self.deform(q, U @ (beta * b / precision), (U / root) @ U.T, (U * root) @ U.T)
-        return _advanced(q_new, b, c, beta)
 
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
         """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
@@ -429,16 +416,6 @@ class DiagonalGaussian(GaussianFamily):
         xp = array_namespace(w)
         return w[: self.dim], xp.eye(self.dim, dtype=w.dtype, device=device(w)) * (w[self.dim :] / _SQRT_HALF)
 
-    def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        """As `Gaussian.advance`, on the vector of diagonals."""
-        xp = array_namespace(q, w)
-        b, c = w[: self.dim], w[self.dim :] / _SQRT_HALF
-        precision = 1 - beta * c
-        if not bool(xp.min(precision) > 0):
-            return Advance(q, xp.inf, -xp.inf, False)
-        mu, s = self._open(q)
-        return _advanced(xp.concat([mu + s * beta * b / precision, s / xp.sqrt(precision)]), b, c, beta)
-
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
         """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
         return self.move(q, update, _bounded(delta))[0]
@@ -472,16 +449,6 @@ class DiagonalGaussian(GaussianFamily):
     def _split(self, q: Array, direction: Array) -> tuple[Array, Array]:
         change = direction[self.dim :]
         return direction[: self.dim] + 2 * change * self.mean(q), change
-
-
-def _advanced(q: Array, b: Array, c: Array, beta: float) -> Advance:
-    """KL and gain of a step in whitened coordinates, along the eigenvectors of C."""
-    xp = array_namespace(q)
-    precision = 1 - beta * c
-    shift, growth = beta * b / precision, beta * c / precision  # of the mean, and 1 / precision - 1
-    kl = 0.5 * xp.sum(growth + xp.log(precision) + shift**2)
-    lift = xp.sum(b * shift + 0.5 * c * (shift**2 + growth))
-    return Advance(q, kl, lift - kl, True)
 
 
 def _bounded(delta: float) -> Curve:

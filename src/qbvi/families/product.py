@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from qbvi.arrays import Array, array_namespace, device
-from qbvi.families.base import Advance, Curve, Family, GaussianFamily
+from qbvi.families.base import Curve, Family, GaussianFamily
 
 __all__ = ["GaussianProduct", "Product", "product"]
 
@@ -144,15 +144,6 @@ class Product(Family):
     def n_whitened(self) -> int:
         """Of all factors."""
         return sum(factor.n_whitened for factor in self.factors)
-
-    def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        """Every factor moves on its own; KL and gains add up."""
-        parts = zip(self.factors, self._open(q), self._directions(w), strict=True)
-        moves = [f.advance(part, share, beta) for f, part, share in parts]
-        if not all(move.is_inside for move in moves):
-            return moves[0]._replace(q=q, kl=np.inf, gain=-np.inf, is_inside=False)
-        kl, gain = sum(move.kl for move in moves), sum(move.gain for move in moves)
-        return Advance(self._join([move.q for move in moves]), kl, gain, True)
 
     def defensive(self, q: Array) -> Array:
         """Those of the factors."""

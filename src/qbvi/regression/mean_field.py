@@ -330,7 +330,7 @@ def _at(family: Family, q: Array, known: _Answer, beta: float) -> _Move:
     gaussian = [i for i, f in enumerate(factors) if isinstance(f, GaussianFamily)]
     moved, kl, gain, is_inside, is_bound = list(members), 0.0, 0.0, True, False
     for i, factor in enumerate(factors):
-        if i not in gaussian:
+        if isinstance(factor, ExponentialFamily):
             advance = factor.advance(members[i], parts[i], beta)
             moved[i], is_inside = advance.q, is_inside and bool(advance.is_inside)
             kl, gain = kl + float(advance.kl), gain + float(advance.gain)
