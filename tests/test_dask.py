@@ -103,8 +103,11 @@ def dies_once(function, flag):
     path = str(flag)
 
     def wrapped(*args):
-        if os.path.exists(path):
+        try:  # two workers may see the flag at once: the one that removes it dies
             os.unlink(path)
+        except FileNotFoundError:
+            pass
+        else:
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args)
 
