@@ -39,7 +39,7 @@ from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
-from qbvi.regression import MeanFieldRegression, Regression
+from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
 from qbvi.run import DomainError, Iterate
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
@@ -98,6 +98,7 @@ __all__ = [
     "PositiveDefinite",
     "Real",
     "Regression",
+    "Ridge",
     "Residual",
     "Retraction",
     "ScoreFunction",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 Array = Any
 
-__all__ = ["Array", "array_namespace", "device", "pack_symmetric", "to_numpy", "unpack_symmetric"]
+__all__ = ["Array", "array_namespace", "device", "pack_symmetric", "repeat", "to_numpy", "unpack_symmetric"]
 
 device = array_api_compat.device
 
@@ -34,6 +35,24 @@ def to_numpy(array: Array) -> NDArray[np.float64]:
     elif array_api_compat.is_cupy_array(array):
         array = array.get()
     return np.array(array, dtype=np.float64)
+
+
+def repeat(n: int, body: Callable[[Any, Any], Any], state: tuple[Array, ...]) -> Any:
+    """Apply ``state = body(i, state)`` for i from 0 to n - 1; one compiled loop where the library has one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> repeat(3, lambda i, state: (state[0] + i,), (np.asarray(0.0),))
+    (np.float64(3.0),)
+    """
+    if array_api_compat.is_jax_array(state[0]):
+        import jax
+
+        return jax.lax.fori_loop(0, n, body, state)
+    for i in range(n):
+        state = body(i, state)
+    return state
 
 
 def pack_symmetric(matrix: Array) -> Array:

@@ -20,7 +20,7 @@ from qbvi.families import Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.progress import Progress
-from qbvi.regression import MeanFieldRegression, Regression
+from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
 from qbvi.run import Iterate, Run, drive
 from qbvi.signals import terminated_as_interrupted
@@ -189,7 +189,7 @@ def _plain(init: Any) -> Any:
     return init.unconstrained if isinstance(init, Fit) else init
 
 
-_GAUSSIAN_ONLY = (Regression, BBVI, CGVB, MGVB)
+_GAUSSIAN_ONLY = (Regression, Ridge, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 

@@ -6,5 +6,6 @@ what a step promises (`trust_region`); `correction` has what left-out draws say 
 
 from qbvi.regression.mean_field import MeanFieldRegression
 from qbvi.regression.method import Regression
+from qbvi.regression.ridge import Ridge
 
-__all__ = ["MeanFieldRegression", "Regression"]
+__all__ = ["MeanFieldRegression", "Regression", "Ridge"]

@@ -1,0 +1,405 @@
+r"""Ridge regression with fixed shapes and without a decision: the default where a call is for many points and the loop is compiled.
+
+The natural gradient is read off a ridge regression of the residual on all quadratics of the whitened draws (`krylov`), past draws taking part by how likely the present q
+makes them. The ridge is the one that predicts fresh pairs best which it did not see. What is still to be gained is known without any model: with
+:math:`\psi` the features of q, orthonormal under it, and e the residuals h less their mean,
+
+.. math:: \|w\|^2 = \|E[\psi h]\|^2 \approx \frac{1}{m (m - 1)} \sum_{i \ne j} e_i e_j\, \psi_i \cdot \psi_j
+
+over fresh mirror pairs is unbiased, and half of it are the nats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from scipy.special import gammaincinv
+
+from qbvi.algorithm import Info, Values
+from qbvi.arrays import Array, array_namespace, device
+from qbvi.families.base import GaussianFamily
+from qbvi.regression.krylov import Weighted, krylov
+from qbvi.stopping import GapBelow, Rule
+
+__all__ = ["Ridge"]
+
+_RIDGES = tuple(10.0**e for e in range(-8, 4))  # relative to the number of draws that count
+_SHARES = (*(1 - i / 64 for i in range(64)), *(2.0**-i for i in range(7, 40)))  # of the full step that are tried
+_DIMENSIONS = 40  # of the Krylov space
+_SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that is believed
+_MARGIN = 2.0  # on the predicted gap, which is an expectation
+
+
+class Promise(NamedTuple):
+    """Where the last step came from and what it promised."""
+
+    q: Array
+    bound: Array  # () minus infinity before the first step
+    se: Array  # ()
+    gain: Array  # ()
+    kl: Array  # () KL(new || old)
+    is_bound: Array  # () whether something held the step back
+
+
+class State(NamedTuple):
+    """The present q, and the draws that are remembered, oldest first."""
+
+    q: Array
+    t: Array  # () steps made
+    theta: Array  # (n, d)
+    log_joint: Array  # (n,) minus infinity where the function failed and where nothing was drawn yet
+    own: Array  # (n,) log density of each draw under the q it came from
+    radius: Array  # () bound on KL(new || old)
+    before: Promise
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """Few steps of many draws each: nothing to tune, fixed shapes, no branch on a value.
+
+    The method for functions that take many points at once and libraries that compile: `method="auto"` on JAX, PyTorch and CuPy.
+
+    Parameters
+    ----------
+    tol
+        Stop when fewer nats than this are predicted to be missing.
+    n_samples
+        Draws per step, a multiple of 4; by default as many as there are coefficients, d (d + 3) / 2, up to 1,024 and then a fifth of
+        them up to 8,192, as a power of two and at least 128.
+    n_remembered
+        Draws that take part in a step; by default eight for each coefficient, within bounds.
+    initial_scale
+        Standard deviation of the start relative to the prior's.
+    n_fresh
+        Least number of fresh draws from the result, for its lower bound and k-hat.
+
+    Examples
+    --------
+    >>> import numpy as np, qbvi
+    >>> fit = qbvi.fit(lambda x: -(x**4).sum(axis=1), qbvi.Normal(0, 1, shape=2), vectorized=True, method=qbvi.Ridge(), seed=1)
+    >>> fit.converged
+    True
+    """
+
+    tol: float = 0.01
+    n_samples: int | None = None
+    n_remembered: int | None = None
+    initial_scale: float = 0.01
+    n_fresh: int = 1000
+    window: int = 1
+    keep: str = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("tol", "initial_scale"):
+            if not getattr(self, name) > 0:
+                msg = f"`{name}` must be positive, got {getattr(self, name)}"
+                raise ValueError(msg)
+        if self.n_samples is not None and (self.n_samples < 8 or self.n_samples % 4):
+            msg = f"`n_samples` must be a multiple of 4, as pairs are split into two halves, and at least 8, got {self.n_samples}"
+            raise ValueError(msg)
+
+    @property
+    def stop(self) -> tuple[Rule, ...]:
+        """Stop in nats."""
+        return (GapBelow(self.tol),)
+
+    @property
+    def is_array_api(self) -> bool:
+        """It runs on every array library."""
+        return True
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """A tenth of what was spent, but not too few."""
+        return max(self.n_fresh, n_evals // 10)
+
+    def default_budget(self, d: int) -> int:
+        """Evaluations after which a fit that has not settled is given up."""
+        return 200 * self._draws(d)
+
+    def start_scale(self, scale: Array) -> Array:
+        """A fraction of the prior's."""
+        return self.initial_scale * scale
+
+    def notes(self, state: State) -> tuple[str, ...]:
+        """Nothing beyond what the report says."""
+        return ()
+
+    def init(self, family: GaussianFamily, q: Array) -> State:
+        """Nothing evaluated yet."""
+        xp = array_namespace(q)
+        zero = xp.sum(xp.zeros_like(q))
+        theta = xp.zeros((self._memory(family.dim), family.dim), dtype=q.dtype, device=device(q))
+        nothing = xp.zeros_like(theta[:, 0])
+        before = Promise(q, zero - math.inf, zero, zero, zero, zero > 1)
+        return State(q, zero, theta, nothing - math.inf, nothing, zero + 2.0 * family.dim, before)
+
+    def ask(self, family: GaussianFamily, state: State, rng: Any) -> Array:
+        """Draw mirror pairs from q, next to each other."""
+        n, d = self._draws(family.dim), family.dim
+        half = rng.standard_normal((n // 2, d))
+        xp = array_namespace(state.q)
+        half = xp.asarray(half, dtype=state.q.dtype, device=device(state.q))
+        return family.transport(state.q, xp.reshape(xp.stack([half, -half], axis=1), (n, d)))
+
+    def tell(
+        self, family: GaussianFamily, eta: Array, state: State, theta: Array, values: Values
+    ) -> tuple[State, Info]:
+        """Remember the values, and move."""
+        fresh = _judge(family, state.q, theta, values)
+        state = _remember(family, state, theta, values)
+        base, radius = _trusted(state, fresh)
+        known = _regress(family, base.q, state, theta.shape[0])
+        step = _take_step(family, known, radius, base.q, state.before.q)
+        after = _landed(family, state, fresh, step.apply(family, base.q), base.q)
+        gap = self._predicted_gap(family, known, step, fresh)
+        xp = array_namespace(state.q)
+        norm = xp.sum(known.b**2 + 0.5 * xp.sum(known.C**2, axis=0)) ** 0.5
+        promise = Promise(base.q, base.bound, base.se, step.gain, step.kl, step.is_bound)
+        kept = state._replace(q=after, t=state.t + 1, radius=radius, before=promise)
+        info = Info(fresh.bound, fresh.h, gap, norm, step.share, step.share >= 0, fresh.is_dark)
+        return kept, info
+
+    def _draws(self, d: int) -> int:
+        if self.n_samples is not None:
+            return self.n_samples
+        k = d * (d + 3) / 2
+        return 2 ** round(math.log2(min(max(min(k, 1024), k / 5, 128), 8192)))
+
+    def _memory(self, d: int) -> int:
+        """A whole number of batches."""
+        k, n = d * (d + 3) // 2, self._draws(d)
+        wanted = self.n_remembered or max(2048, min(8 * k, max(20480, 2 * k)))
+        return n * max(1, math.ceil(wanted / n))
+
+    def _predicted_gap(self, family: GaussianFamily, known: _Known, step: _Step, fresh: _Fresh) -> Array:
+        """Nats that will be missing after the step; infinite while it is not the last one."""
+        xp = array_namespace(known.b)
+        cost = 0.5 * (family.dim + family.n_quadratic) * known.unexplained / known.alike
+        gap = _MARGIN * cost + step.left_behind + 0.25 * step.kl + step.creep
+        gap = xp.maximum(gap, fresh.gap - 2 * fresh.gap_se)
+        unsettled = step.is_bound | (step.kl > 0.3) | fresh.is_dark
+        return xp.where(unsettled, xp.ones_like(gap) * math.inf, gap)
+
+
+class _Fresh(NamedTuple):
+    """What the newest draws say of the q they came from."""
+
+    h: Array  # (n,) residuals
+    bound: Array  # () their mean
+    se: Array  # ()
+    gap: Array  # () nats to be gained, unbiased
+    gap_se: Array  # ()
+    is_dark: Array  # () whether most values are missing
+
+
+class _Known(NamedTuple):
+    """A regression and its answer."""
+
+    b: Array  # (d,)
+    C: Array  # (d, d)
+    unexplained: Array  # () mean square error at draws that it did not see
+    alike: Array  # () number of draws, those unlike q's counting less
+
+
+class _Step(NamedTuple):
+    """A step along the natural gradient, in whitened coordinates."""
+
+    shift: Array  # (d,) new mean
+    axes: Array  # (d, d) eigenvectors of the new precision
+    precision: Array  # (d,) its eigenvalues
+    share: Array  # () of the full step
+    kl: Array  # () KL(new || old)
+    gain: Array  # () rise of the bound that the regression predicts
+    left_behind: Array  # () nats of directions too soft to be trusted to their end
+    is_bound: Array  # () whether something held it back
+    creep: Array  # () nats to be gained if the last steps went on in the same proportion
+
+    def apply(self, family: GaussianFamily, q: Array) -> Array:
+        """The member it leads to."""
+        root = self.precision**0.5
+        return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
+
+
+def _judge(family: GaussianFamily, q: Array, theta: Array, values: Values) -> _Fresh:
+    """Bound and gap at q from mirror pairs drawn from it; a pair with a failed half tells nothing."""
+    xp = array_namespace(theta)
+    n = theta.shape[0] // 2
+    h = family.residual(q, theta, values.log_joint)
+    pairs = xp.reshape(h, (n, 2))
+    ok = xp.all(xp.isfinite(pairs) & xp.reshape(values.ok, (n, 2)), axis=1)
+    count = xp.sum(xp.astype(ok, h.dtype))
+    m = xp.maximum(count, 2 * xp.ones_like(count))
+    pairs = xp.where(ok[:, None], pairs, xp.zeros_like(pairs))
+    even, odd = 0.5 * (pairs[:, 0] + pairs[:, 1]), 0.5 * (pairs[:, 0] - pairs[:, 1])
+    bound = xp.sum(even) / m
+    even = xp.where(ok, even - bound, xp.zeros_like(even))
+    z = family.whiten(q, theta[::2, :])
+    products = odd[:, None] * odd * (z @ z.T) + even[:, None] * even * family.quadratic_kernel(z)
+    products = products * (1 - xp.eye(n, dtype=h.dtype, device=device(h)))
+    number = m * (m - 1)
+    square, spread = xp.sum(products) / number, (2 * xp.sum(products**2)) ** 0.5 / number
+    se = (xp.sum(even**2) / (m * (m - 1))) ** 0.5
+    is_dark = count < 0.25 * n
+    return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, 0.5 * square, 0.5 * spread, is_dark)
+
+
+def _remember(family: GaussianFamily, state: State, theta: Array, values: Values) -> State:
+    """Forget the oldest batch for the new one."""
+    xp = array_namespace(theta)
+    n = theta.shape[0]
+    y = xp.where(values.ok & xp.isfinite(values.log_joint), values.log_joint, xp.ones_like(values.log_joint) * -math.inf)
+    return state._replace(
+        theta=xp.concat([state.theta[n:, :], theta]),
+        log_joint=xp.concat([state.log_joint[n:], y]),
+        own=xp.concat([state.own[n:], family.log_prob(state.q, theta)]),
+    )
+
+
+def _trusted(state: State, fresh: _Fresh) -> tuple[Promise, Array]:
+    """Where to step from, the present q or, if the last step made it worse, the one before, and how far."""
+    xp = array_namespace(state.q)
+    before = state.before
+    noise = 2 * (before.se**2 + fresh.se**2) ** 0.5
+    is_broken = fresh.bound < before.bound - noise - 0.1 * before.gain - 0.05
+    ratio = (fresh.bound - before.bound) / xp.where(before.gain > 0, before.gain, xp.ones_like(before.gain))
+    is_told = (before.gain > noise) & xp.isfinite(ratio)
+    error = xp.abs(ratio - 1)
+    one = xp.ones_like(error)
+    growth = xp.where(error < 0.02, 100 * one, xp.where(error < 0.1, 9 * one, 3 * one))
+    grown = xp.where(before.is_bound & (ratio > 0.5), xp.maximum(state.radius, before.kl * growth), state.radius)
+    told = xp.where(ratio < 0.25, xp.maximum(before.kl / 3, 0.1 * one), grown)
+    radius = xp.where(is_told, told, state.radius)
+    is_first = ~xp.isfinite(before.bound)
+    radius = xp.where(before.is_bound | is_first, radius, xp.minimum(radius, xp.maximum(4 * before.kl, one)))
+    radius = xp.where(is_broken, xp.maximum(before.kl / 4, 0.02 * one), radius)
+    here = Promise(state.q, fresh.bound, fresh.se, before.gain, before.kl, before.is_bound)
+    chosen = Promise(*(xp.where(is_broken, old, new) for old, new in zip(before, here, strict=True)))
+    return chosen, radius
+
+
+def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Known:
+    """Regress what is remembered on the whitened coordinates of q, with the ridge that predicts half of the newest draws best."""
+    xp = array_namespace(q)
+    points, alike = _weighted(family, q, state)
+    n = points.h.shape[0] - n_new // 2
+    seen, unseen = Weighted(*(part[:n, ...] for part in points)), Weighted(*(part[n:, ...] for part in points))
+    m = min(_DIMENSIONS, family.dim * (family.dim + 1) // 2)
+    ridges = alike * xp.asarray(_RIDGES, dtype=q.dtype, device=device(q))
+    error = (krylov(seen, m).solve(ridges)(unseen.z) - unseen.h) ** 2
+    is_there = xp.astype(unseen.weight > 0, q.dtype)
+    badness = error @ unseen.weight
+    best = xp.argmin(badness)
+    chosen = xp.astype(xp.arange(len(_RIDGES), device=device(q)) == best, q.dtype)
+    unexplained = xp.sum((chosen @ error) * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(alike))
+    found = krylov(points, m).solve(xp.sum(chosen * ridges)[None])
+    return _Known(found.b[0, :], found.curvature[0, ...], unexplained, alike)
+
+
+def _weighted(family: GaussianFamily, q: Array, state: State) -> tuple[Weighted, Array]:
+    """What is remembered as q sees it, and the number of draws that count.
+
+    A draw counts by how likely q makes it, compared with where it came from, and at most fully; those far out less, where
+    quadratics follow least.
+    """
+    xp = array_namespace(q)
+    z = family.whiten(q, state.theta)
+    squares, density = xp.sum(z**2, axis=1), family.log_prob(q, state.theta)
+    is_there = xp.isfinite(state.log_joint) & xp.isfinite(density)
+    zero = xp.zeros_like(density)
+    ratio = xp.where(is_there, xp.exp(xp.minimum(density - state.own, zero)), zero)
+    far = xp.maximum(squares / _usual_square(family.dim), xp.ones_like(squares))
+    h = xp.where(is_there, state.log_joint - density, zero)
+    # Subtracting something near keeps digits where the log-likelihood is large.
+    centre = xp.sum(ratio * h) / xp.maximum(xp.sum(ratio), xp.ones_like(zero[0]))
+    counted = ratio > 0
+    z = xp.where(counted[:, None], z, xp.zeros_like(z))
+    alike = xp.maximum(xp.sum(ratio), xp.ones_like(centre))
+    return Weighted(z, xp.where(counted, h - centre, zero), ratio / far**4), alike
+
+
+def _usual_square(d: int) -> float:
+    """Squared radius within which 99 of 100 standard normal draws lie."""
+    return 2 * float(gammaincinv(d / 2, 0.99))
+
+
+def _take_step(family: GaussianFamily, known: _Known, radius: Array, q: Array, previous: Array) -> _Step:
+    """The longest step whose KL is within ``radius``, and shorter where it takes back part of the one before (secant rule).
+
+    The mean follows all of C; the precision what the family can follow of it, and no variance grows by more than the error of C warrants.
+    """
+    xp = array_namespace(known.b)
+    c, mean_axes = xp.linalg.eigh(known.C)
+    followed = family.restrict(known.C)
+    r, axes = (c, mean_axes) if followed is known.C else xp.linalg.eigh(followed)
+    one = xp.ones_like(radius)
+    error = 5 * (family.dim * known.unexplained / known.alike) ** 0.5
+    line = _Line(mean_axes.T @ known.b, c, r, xp.minimum(xp.maximum(error, 1e-3 * one), one / 16))
+    shares = xp.asarray(_SHARES, dtype=c.dtype, device=device(c))
+    first = _longest(line, shares, radius)
+    repeated = _repeated(family, q, previous, mean_axes @ first.shift, (axes * (1 / first.precision - 1)) @ axes.T)
+    longest = 1 / (1 + xp.maximum(-repeated, 0 * one))
+    last = _longest(line, longest * shares, radius)
+    soft = xp.maximum(1 - c, xp.ones_like(c) * _SOFTEST)
+    left_behind = 0.5 * xp.sum(soft * (line.b / xp.maximum(1 - last.share * c, line.smallest * xp.ones_like(c)) - line.b / soft) ** 2)
+    is_bound = (last.share < longest) | (xp.min(1 - r) < line.smallest) | (xp.max(c) >= 1)
+    going_on = xp.minimum(xp.maximum(repeated, 0 * one), 0.999 * one)
+    creep = last.kl * (going_on / (1 - going_on)) ** 2
+    return _Step(mean_axes @ last.shift, axes, last.precision, last.share, last.kl, last.gain, left_behind, is_bound, creep)
+
+
+class _Line(NamedTuple):
+    """The natural gradient in the axes of C: everything about a step along it is a function of the share."""
+
+    b: Array  # (d,)
+    c: Array  # (d,) eigenvalues of C
+    r: Array  # (d,) and of what the family follows of it
+    smallest: Array  # () factor of the precision
+
+
+class _Along(NamedTuple):
+    """One step along the line."""
+
+    share: Array
+    shift: Array
+    precision: Array
+    kl: Array
+    gain: Array
+
+
+def _longest(line: _Line, shares: Array, radius: Array) -> _Along:
+    """The first of the shares whose KL is within the radius."""
+    xp = array_namespace(shares)
+    b, c, r, smallest = line
+    stiffness = xp.maximum(1 - shares[:, None] * c, smallest * xp.ones_like(c))
+    precision = xp.maximum(1 - shares[:, None] * r, smallest * xp.ones_like(c))
+    shift = shares[:, None] * b / stiffness
+    kl = 0.5 * xp.sum(1 / precision - 1 + xp.log(precision) + shift**2, axis=1)
+    gain = xp.sum(b * shift + 0.5 * (c * shift**2 + r * (1 / precision - 1)), axis=1) - kl
+    first = xp.argmax(xp.astype(kl <= radius, xp.int32))
+    return _Along(*(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in (shares, shift, precision, kl, gain)))
+
+
+def _repeated(family: GaussianFamily, q: Array, previous: Array, shift: Array, growth: Array) -> Array:
+    """Share of the last step, from ``previous`` to q, that the next one repeats; negative where it goes back."""
+    xp = array_namespace(q)
+    eye = xp.eye(family.dim, dtype=q.dtype, device=device(q))
+    was = family.whiten(q, family.transport(previous, xp.concat([xp.zeros_like(eye[:1, :]), eye])))
+    axes = was[1:, :] - was[:1, :]
+    last_shift, last_growth = -was[0, :], eye - axes.T @ axes
+    length = xp.sum(last_shift**2) + 0.5 * xp.sum(last_growth**2)
+    along = xp.sum(shift * last_shift) + 0.5 * xp.sum(growth * last_growth)
+    return xp.where(length > 0, along / xp.where(length > 0, length, xp.ones_like(length)), xp.zeros_like(length))
+
+
+def _landed(family: GaussianFamily, state: State, fresh: _Fresh, moved: Array, base: Array) -> Array:
+    """Where the step led; back if that is no member, and on another scale, wider and narrower by turns, while nothing was ever seen."""
+    xp = array_namespace(moved)
+    is_member = xp.all(xp.isfinite(moved)) & xp.all(family.sd(moved) > 0)
+    eye = xp.eye(family.dim, dtype=moved.dtype, device=device(moved))
+    turn = state.t + 1
+    factor = 8.0 ** xp.where(turn % 2 == 1, turn, -turn)
+    elsewhere = family.deform(state.q, xp.zeros_like(eye[0, :]), factor * eye, eye / factor)
+    is_lost = fresh.is_dark & ~xp.isfinite(state.before.bound)
+    return xp.where(is_lost, elsewhere, xp.where(is_member, moved, base))
