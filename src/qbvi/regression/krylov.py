@@ -88,45 +88,55 @@ def krylov(points: Weighted, m: int) -> Krylov:
     (array([2.]), array([[1., 0.]]), array([[[ 0.,  0.],
             [ 0., -2.]]]))
     """
-    z, h, weight = points
-    xp = array_namespace(z)
-    gram = _inverse_gram(z, weight)
-    features = _free_features(z)
-
-    def project(values: Array) -> Array:
-        return values - features @ (gram @ (features.T @ (weight * values)))
-
-    def apply(C: Array) -> Array:
-        return _adjoint(z, weight * project(_quadratic(z, C)))
-
-    first = _adjoint(z, weight * project(h))
-    length = _norm(first)
-    tiny = xp.finfo(z.dtype).smallest_normal
-    d, start = z.shape[1], first / xp.maximum(length, xp.ones_like(length) * tiny)
-    numbers = xp.arange(m, device=device(z))
-    empty = xp.zeros((m, d * d), dtype=z.dtype, device=device(z))
+    xp = array_namespace(points.z)
+    d, dtype, where = points.z.shape[1], points.z.dtype, device(points.z)
+    normal = _NormalEquations(points.z, points.weight, _free_features(points.z), _inverse_gram(points))
+    right = normal.right(points.h)
+    length = _length(right)
+    start = right / xp.maximum(length, xp.ones_like(length) * xp.finfo(dtype).smallest_normal)
+    numbers = xp.arange(m, device=where)
 
     def extend(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         """One step of Lanczos, orthogonalised twice against all before, since rounding would undo it."""
         basis, alpha, beta, v = state
-        here = xp.astype(numbers == i, z.dtype)
-        basis = basis + here[:, None] * xp.reshape(v, (1, d * d))
-        u = xp.reshape(apply(v), (d * d,))
-        diagonal = 0.5 * xp.sum(u * xp.reshape(v, (d * d,)))
+        here = xp.astype(numbers == i, dtype)
+        basis = basis + here[:, None] * v
+        u = xp.reshape(normal(xp.reshape(v, (d, d))), (d * d,))
+        diagonal = 0.5 * xp.sum(u * v)
         for _ in range(2):
             u = u - (0.5 * (basis @ u)) @ basis
-        size = (0.5 * xp.sum(u * u)) ** 0.5
-        # A space that is exhausted is left as it is: its next direction is rounding.
-        goes_on = size > 100 * xp.finfo(z.dtype).eps * xp.abs(diagonal)
-        u = xp.where(goes_on, u / xp.where(goes_on, size, xp.ones_like(size)), xp.zeros_like(u))
-        off = xp.where(goes_on, size, xp.zeros_like(size))
-        return basis, alpha + here * diagonal, beta + here * off, xp.reshape(u, (d, d))
+        off = _length(u)
+        # A space that is exhausted stays as it is: its next direction would be rounding.
+        goes_on = off > 100 * xp.finfo(dtype).eps * xp.abs(diagonal)
+        u, off = (xp.where(goes_on, part, xp.zeros_like(part)) for part in (u / off, off))
+        return basis, alpha + here * diagonal, beta + here * off, u
 
-    none = xp.zeros(m, dtype=z.dtype, device=device(z))
-    basis, alpha, beta, _ = repeat(m, extend, (empty, none, none, start))
-    above = beta[:, None] * xp.eye(m, k=1, dtype=z.dtype, device=device(z))
-    tridiagonal = alpha * xp.eye(m, dtype=z.dtype, device=device(z)) + above + above.T
-    return Krylov(points, gram, xp.reshape(basis, (m, d, d)), tridiagonal, length)
+    empty = xp.zeros((m, d * d), dtype=dtype, device=where)
+    basis, alpha, beta, _ = repeat(m, extend, (empty, empty[:, 0], empty[:, 0], xp.reshape(start, (d * d,))))
+    above = beta[:, None] * xp.eye(m, k=1, dtype=dtype, device=where)
+    tridiagonal = alpha * xp.eye(m, dtype=dtype, device=where) + above + above.T
+    return Krylov(points, normal.gram, xp.reshape(basis, (m, d, d)), tridiagonal, length)
+
+
+class _NormalEquations(NamedTuple):
+    """Those of C, with the free features projected out: a map from symmetric matrices to symmetric matrices."""
+
+    z: Array
+    weight: Array
+    features: Array  # (n, d + 2) without a prior
+    gram: Array  # (d + 2, d + 2)
+
+    def __call__(self, C: Array) -> Array:
+        """Apply them."""
+        return self.right(_quadratic(self.z, C))
+
+    def right(self, values: Array) -> Array:
+        """Adjoint of `_quadratic`, by <A, B> = tr(AB) / 2, of what the free features leave of the values: (n,) -> (d, d)."""
+        xp = array_namespace(self.z)
+        free = self.gram @ (self.features.T @ (self.weight * values))
+        rest = self.weight * (values - self.features @ free)
+        eye = xp.eye(self.z.shape[1], dtype=self.z.dtype, device=device(self.z))
+        return (self.z.T * rest) @ self.z - xp.sum(rest) * eye
 
 
 def _free_features(z: Array) -> Array:
@@ -143,24 +153,16 @@ def _quadratic(z: Array, C: Array) -> Array:
     return 0.5 * (xp.sum((z @ C) * z, axis=-1) - xp.linalg.trace(C)[..., None])
 
 
-def _adjoint(z: Array, values: Array) -> Array:
-    """Of `_quadratic`, by <A, B> = tr(AB) / 2: (n,) -> (d, d)."""
-    xp = array_namespace(z)
-    eye = xp.eye(z.shape[1], dtype=z.dtype, device=device(z))
-    return (z.T * values) @ z - xp.sum(values) * eye
-
-
-def _norm(matrix: Array) -> Array:
+def _length(matrix: Array) -> Array:
     return (0.5 * array_namespace(matrix).sum(matrix**2)) ** 0.5
 
 
-def _inverse_gram(z: Array, weight: Array) -> Array:
+def _inverse_gram(points: Weighted) -> Array:
     """Inverse of F' W F, scaled to a unit diagonal first; a nugget bounds it where fewer points than features count."""
-    xp = array_namespace(z)
-    features = _free_features(z)
-    gram = (features.T * weight) @ features
-    tiny = xp.finfo(z.dtype).smallest_normal
-    scale = xp.maximum(xp.linalg.diagonal(gram), xp.ones_like(gram[0, :]) * tiny) ** -0.5
-    eye = xp.eye(gram.shape[0], dtype=z.dtype, device=device(z))
-    nugget = 1e3 * xp.finfo(z.dtype).eps
-    return scale[:, None] * xp.linalg.inv(gram * scale[:, None] * scale + nugget * eye) * scale
+    xp = array_namespace(points.z)
+    features = _free_features(points.z)
+    gram = (features.T * points.weight) @ features
+    limits = xp.finfo(gram.dtype)
+    scale = xp.maximum(xp.linalg.diagonal(gram), xp.ones_like(gram[0, :]) * limits.smallest_normal) ** -0.5
+    eye = xp.eye(gram.shape[0], dtype=gram.dtype, device=device(gram))
+    return scale[:, None] * xp.linalg.inv(gram * scale[:, None] * scale + 1e3 * limits.eps * eye) * scale

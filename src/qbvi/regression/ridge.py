@@ -20,7 +20,7 @@ from scipy.special import gammaincinv
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.families.base import GaussianFamily
-from qbvi.regression.krylov import Weighted, krylov
+from qbvi.regression.krylov import Quadratic, Weighted, krylov
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["Ridge"]
@@ -66,7 +66,7 @@ class Ridge:
     tol
         Stop when fewer nats than this are predicted to be missing.
     n_samples
-        Draws per step, a multiple of 4; by default as many as there are coefficients, d (d + 3) / 2, up to 1,024 and then a fifth of
+        Draws per step, a multiple of 8; by default as many as there are coefficients, d (d + 3) / 2, up to 1,024 and then a fifth of
         them up to 8,192, as a power of two and at least 128.
     n_remembered
         Draws that take part in a step; by default eight for each coefficient, within bounds.
@@ -78,7 +78,9 @@ class Ridge:
     Examples
     --------
     >>> import numpy as np, qbvi
-    >>> fit = qbvi.fit(lambda x: -(x**4).sum(axis=1), qbvi.Normal(0, 1, shape=2), vectorized=True, method=qbvi.Ridge(), seed=1)
+    >>> fit = qbvi.fit(
+    ...     lambda x: -(x**4).sum(axis=1), qbvi.Normal(0, 1, shape=2), vectorized=True, method=qbvi.Ridge(), seed=1
+    ... )
     >>> fit.converged
     True
     """
@@ -96,8 +98,8 @@ class Ridge:
             if not getattr(self, name) > 0:
                 msg = f"`{name}` must be positive, got {getattr(self, name)}"
                 raise ValueError(msg)
-        if self.n_samples is not None and (self.n_samples < 8 or self.n_samples % 4):
-            msg = f"`n_samples` must be a multiple of 4, as pairs are split into two halves, and at least 8, got {self.n_samples}"
+        if self.n_samples is not None and (self.n_samples < 16 or self.n_samples % 8):
+            msg = f"`n_samples` must be a multiple of 8, as a quarter of the pairs is set aside, and at least 16, got {self.n_samples}"
             raise ValueError(msg)
 
     @property
@@ -165,12 +167,12 @@ class Ridge:
         if self.n_samples is not None:
             return self.n_samples
         k = d * (d + 3) / 2
-        return 2 ** round(math.log2(min(max(min(k, 1024), k / 5, 128), 8192)))
+        return int(2 ** round(math.log2(min(max(min(k, 1024), k / 5, 128), 8192))))
 
     def _memory(self, d: int) -> int:
         """A whole number of batches."""
         k, n = d * (d + 3) // 2, self._draws(d)
-        wanted = self.n_remembered or max(2048, min(8 * k, max(20480, 2 * k)))
+        wanted = self.n_remembered or max(4096, min(8 * k, max(20480, 2 * k)))
         return n * max(1, math.ceil(wanted / n))
 
     def _predicted_gap(self, family: GaussianFamily, known: _Known, step: _Step, fresh: _Fresh) -> Array:
@@ -249,7 +251,9 @@ def _remember(family: GaussianFamily, state: State, theta: Array, values: Values
     """Forget the oldest batch for the new one."""
     xp = array_namespace(theta)
     n = theta.shape[0]
-    y = xp.where(values.ok & xp.isfinite(values.log_joint), values.log_joint, xp.ones_like(values.log_joint) * -math.inf)
+    y = xp.where(
+        values.ok & xp.isfinite(values.log_joint), values.log_joint, xp.ones_like(values.log_joint) * -math.inf
+    )
     return state._replace(
         theta=xp.concat([state.theta[n:, :], theta]),
         log_joint=xp.concat([state.log_joint[n:], y]),
@@ -280,21 +284,33 @@ def _trusted(state: State, fresh: _Fresh) -> tuple[Promise, Array]:
 
 
 def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Known:
-    """Regress what is remembered on the whitened coordinates of q, with the ridge that predicts half of the newest draws best."""
+    """Regress what is remembered on the whitened coordinates of q, with the ridge that predicts a quarter of the newest draws best.
+
+    That quarter takes part in the steps after.
+    """
     xp = array_namespace(q)
     points, alike = _weighted(family, q, state)
-    n = points.h.shape[0] - n_new // 2
+    n = points.h.shape[0] - n_new // 4
     seen, unseen = Weighted(*(part[:n, ...] for part in points)), Weighted(*(part[n:, ...] for part in points))
     m = min(_DIMENSIONS, family.dim * (family.dim + 1) // 2)
     ridges = alike * xp.asarray(_RIDGES, dtype=q.dtype, device=device(q))
-    error = (krylov(seen, m).solve(ridges)(unseen.z) - unseen.h) ** 2
+    fits = krylov(seen, m).solve(ridges)
+    error = (fits(unseen.z) - unseen.h) ** 2
     is_there = xp.astype(unseen.weight > 0, q.dtype)
     badness = error @ unseen.weight
     best = xp.argmin(badness)
     chosen = xp.astype(xp.arange(len(_RIDGES), device=device(q)) == best, q.dtype)
     unexplained = xp.sum((chosen @ error) * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(alike))
-    found = krylov(points, m).solve(xp.sum(chosen * ridges)[None])
-    return _Known(found.b[0, :], found.curvature[0, ...], unexplained, alike)
+    found = Quadratic(chosen @ fits.free, xp.tensordot(chosen, fits.C, axes=1))
+    # Where rounding or too few values spoil the regression, nothing is known: no step rather than a wild one.
+    b, C = found.b, found.curvature
+    is_sound = xp.all(xp.isfinite(b)) & xp.all(xp.isfinite(C)) & xp.isfinite(unexplained)
+    return _Known(
+        xp.where(is_sound, b, xp.zeros_like(b)),
+        xp.where(is_sound, 0.5 * (C + C.T), xp.zeros_like(C)),
+        xp.where(is_sound, unexplained, xp.ones_like(unexplained) * math.inf),
+        alike,
+    )
 
 
 def _weighted(family: GaussianFamily, q: Array, state: State) -> tuple[Weighted, Array]:
@@ -334,7 +350,7 @@ def _take_step(family: GaussianFamily, known: _Known, radius: Array, q: Array, p
     followed = family.restrict(known.C)
     r, axes = (c, mean_axes) if followed is known.C else xp.linalg.eigh(followed)
     one = xp.ones_like(radius)
-    error = 5 * (family.dim * known.unexplained / known.alike) ** 0.5
+    error = 5 * (family.dim * known.unexplained / known.alike) ** 0.5  # of the eigenvalues of C
     line = _Line(mean_axes.T @ known.b, c, r, xp.minimum(xp.maximum(error, 1e-3 * one), one / 16))
     shares = xp.asarray(_SHARES, dtype=c.dtype, device=device(c))
     first = _longest(line, shares, radius)
@@ -342,11 +358,15 @@ def _take_step(family: GaussianFamily, known: _Known, radius: Array, q: Array, p
     longest = 1 / (1 + xp.maximum(-repeated, 0 * one))
     last = _longest(line, longest * shares, radius)
     soft = xp.maximum(1 - c, xp.ones_like(c) * _SOFTEST)
-    left_behind = 0.5 * xp.sum(soft * (line.b / xp.maximum(1 - last.share * c, line.smallest * xp.ones_like(c)) - line.b / soft) ** 2)
+    left_behind = 0.5 * xp.sum(
+        soft * (line.b / xp.maximum(1 - last.share * c, line.smallest * xp.ones_like(c)) - line.b / soft) ** 2
+    )
     is_bound = (last.share < longest) | (xp.min(1 - r) < line.smallest) | (xp.max(c) >= 1)
     going_on = xp.minimum(xp.maximum(repeated, 0 * one), 0.999 * one)
     creep = last.kl * (going_on / (1 - going_on)) ** 2
-    return _Step(mean_axes @ last.shift, axes, last.precision, last.share, last.kl, last.gain, left_behind, is_bound, creep)
+    return _Step(
+        mean_axes @ last.shift, axes, last.precision, last.share, last.kl, last.gain, left_behind, is_bound, creep
+    )
 
 
 class _Line(NamedTuple):
@@ -378,7 +398,9 @@ def _longest(line: _Line, shares: Array, radius: Array) -> _Along:
     kl = 0.5 * xp.sum(1 / precision - 1 + xp.log(precision) + shift**2, axis=1)
     gain = xp.sum(b * shift + 0.5 * (c * shift**2 + r * (1 / precision - 1)), axis=1) - kl
     first = xp.argmax(xp.astype(kl <= radius, xp.int32))
-    return _Along(*(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in (shares, shift, precision, kl, gain)))
+    return _Along(
+        *(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in (shares, shift, precision, kl, gain))
+    )
 
 
 def _repeated(family: GaussianFamily, q: Array, previous: Array, shift: Array, growth: Array) -> Array:
