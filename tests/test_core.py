@@ -21,7 +21,7 @@ METHODS = {
         n_samples=8, updates=(ClipByNorm(50.0, 5.0, 1), Momentum(0.3), Euclidean()), learning_rate=LearningRate(1e-3, 2)
     ),
 }
-PAIRS = [("full-4", method) for method in METHODS] + [("diagonal-3", "default"), ("blocks", "default"), ("blocks", "paper")]
+PAIRS = [("full-4", method) for method in METHODS] + [("diagonal-3", "paper"), ("blocks", "default")]
 
 
 def test_every_part_of_the_method_is_among_these():
@@ -60,9 +60,8 @@ def test_steps_are_those_of_numpy(family, method, xp):
             np.testing.assert_allclose(to_numpy(got), expected, rtol=1e-8, atol=1e-8, err_msg=name)
 
 
-@pytest.mark.parametrize("family", ["full-4", "diagonal-3", "blocks"])
-def test_float32_stays_float32_and_loses_no_more_than_its_digits(family, xp):
-    family, method = FAMILIES[family], METHODS["default"]
+def test_float32_stays_float32_and_loses_no_more_than_its_digits(xp):
+    family, method = FAMILIES["full-4"], METHODS["default"]
     *_, (exact, _) = steps(method, family, np)
     *_, (state, info) = steps(method, family, xp, dtype=xp.float32)
     numbers = [state.q, state.t, *info[:5]]

@@ -198,13 +198,19 @@ def test_functions_of_others_cannot_be_compiled_and_say_so_by_name(prior, jax):
     x = jax.numpy.asarray(prior.support.constrain(points(prior), prior.shape))
     who = repr(prior.support if prior is BY_A_USERS_MAP else prior)
     rule = "computed by SciPy on the host and cannot" if prior in OF_SCIPY else "must be written in jax.numpy to"
-    for density in (prior.log_prob, lambda x: prior.support.constrain(x, prior.shape) + prior.log_prob_unconstrained(x)):
+    for density in (
+        prior.log_prob,
+        lambda x: prior.support.constrain(x, prior.shape) + prior.log_prob_unconstrained(x),
+    ):
         with pytest.raises(TypeError, match=rf"{re.escape(who)} .*{rule} be compiled by JAX.*backend='numpy'"):
             jax.jit(density)(x)
 
 
 def test_a_users_density_in_the_language_of_jax_is_compiled(jax):
-    for vectorized, function in [(False, lambda x: -jax.numpy.abs(x).sum()), (True, lambda x: -jax.numpy.abs(x).sum(-1))]:
+    for vectorized, function in [
+        (False, lambda x: -jax.numpy.abs(x).sum()),
+        (True, lambda x: -jax.numpy.abs(x).sum(-1)),
+    ]:
         prior = LogPrior(function, 2, Positive(), vectorized=vectorized)
         u = points(prior)
         expected = LogPrior(laplace, 2, Positive()).log_prob_unconstrained(u)
