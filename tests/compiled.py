@@ -14,6 +14,7 @@ from qbvi.distributions import Distribution
 from qbvi.families import GaussianFamily
 from qbvi.families.product import Product
 from qbvi.model import Model, Parameter
+from qbvi.regression import Ridge
 from qbvi.supports import Support
 
 ON_THE_HOST = {
@@ -57,7 +58,7 @@ def _classes():
     parts = [getattr(module, name) for module in (estimators, steps, updates) for name in module.__all__]
     callables = [part for part in parts if inspect.isclass(part)]
     trees = [kind for root in (GaussianFamily, Support, Distribution) for kind in _with_subclasses(root)]
-    return dict.fromkeys([*callables, *trees, *GaussianFamily.__mro__, Product, Model, Parameter, QBVI])
+    return dict.fromkeys([*callables, *trees, *GaussianFamily.__mro__, Product, Model, Parameter, QBVI, Ridge])
 
 
 def _with_subclasses(root):

@@ -108,7 +108,8 @@ def krylov(points: Weighted, m: int) -> Krylov:
         off = _length(u)
         # A space that is exhausted stays as it is: its next direction would be rounding.
         goes_on = off > 100 * xp.finfo(dtype).eps * xp.abs(diagonal)
-        u, off = (xp.where(goes_on, part, xp.zeros_like(part)) for part in (u / off, off))
+        off = xp.where(goes_on, off, xp.zeros_like(off))
+        u = xp.where(goes_on, u, xp.zeros_like(u)) / xp.where(goes_on, off, xp.ones_like(off))
         return basis, alpha + here * diagonal, beta + here * off, u
 
     empty = xp.zeros((m, d * d), dtype=dtype, device=where)

@@ -101,6 +101,9 @@ class Ridge:
         if self.n_samples is not None and (self.n_samples < 16 or self.n_samples % 8):
             msg = f"`n_samples` must be a multiple of 8, as a quarter of the pairs is set aside, and at least 16, got {self.n_samples}"
             raise ValueError(msg)
+        if self.n_remembered is not None and self.n_remembered < (self.n_samples or 1):
+            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples}, got {self.n_remembered}"
+            raise ValueError(msg)
 
     @property
     def stop(self) -> tuple[Rule, ...]:
@@ -160,7 +163,7 @@ class Ridge:
         norm = xp.sum(known.b**2 + 0.5 * xp.sum(known.C**2, axis=0)) ** 0.5
         promise = Promise(base.q, base.bound, base.se, step.gain, step.kl, step.is_bound)
         kept = state._replace(q=after, t=state.t + 1, radius=radius, before=promise)
-        info = Info(fresh.bound, fresh.h, gap, norm, step.share, step.share >= 0, fresh.is_dark)
+        info = Info(fresh.bound, fresh.h, gap, norm, step.share, ~xp.isnan(state.t), fresh.is_dark)
         return kept, info
 
     def _draws(self, d: int) -> int:
@@ -225,26 +228,33 @@ class _Step(NamedTuple):
 
 
 def _judge(family: GaussianFamily, q: Array, theta: Array, values: Values) -> _Fresh:
-    """Bound and gap at q from mirror pairs drawn from it; a pair with a failed half tells nothing."""
+    """Bound and gap at q from mirror pairs drawn from it."""
     xp = array_namespace(theta)
     n = theta.shape[0] // 2
     h = family.residual(q, theta, values.log_joint)
-    pairs = xp.reshape(h, (n, 2))
-    ok = xp.all(xp.isfinite(pairs) & xp.reshape(values.ok, (n, 2)), axis=1)
-    count = xp.sum(xp.astype(ok, h.dtype))
-    m = xp.maximum(count, 2 * xp.ones_like(count))
-    pairs = xp.where(ok[:, None], pairs, xp.zeros_like(pairs))
-    even, odd = 0.5 * (pairs[:, 0] + pairs[:, 1]), 0.5 * (pairs[:, 0] - pairs[:, 1])
-    bound = xp.sum(even) / m
-    even = xp.where(ok, even - bound, xp.zeros_like(even))
+    ok = xp.reshape(values.ok & xp.isfinite(h), (n, 2))
+    pairs = xp.where(ok, xp.reshape(h, (n, 2)), xp.zeros_like(h[0]))
+    halves = xp.sum(xp.astype(ok, h.dtype), axis=1)
+    one, some, both = xp.ones_like(halves), halves > 0, halves > 1
+    middle = xp.sum(pairs, axis=1) / xp.maximum(halves, one)
+    m, whole = (xp.maximum(xp.sum(xp.astype(which, h.dtype)), 2 * one[0]) for which in (some, both))
+    bound = xp.sum(middle) / m
+    se = (xp.sum(xp.where(some, middle - bound, 0 * one) ** 2) / (m * (m - 1))) ** 0.5
+    even, odd = (xp.where(both, part, 0 * one) for part in (middle - bound, 0.5 * (pairs[:, 0] - pairs[:, 1])))
     z = family.whiten(q, theta[::2, :])
     products = odd[:, None] * odd * (z @ z.T) + even[:, None] * even * family.quadratic_kernel(z)
     products = products * (1 - xp.eye(n, dtype=h.dtype, device=device(h)))
-    number = m * (m - 1)
-    square, spread = xp.sum(products) / number, (2 * xp.sum(products**2)) ** 0.5 / number
-    se = (xp.sum(even**2) / (m * (m - 1))) ** 0.5
-    is_dark = count < 0.25 * n
-    return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, 0.5 * square, 0.5 * spread, is_dark)
+    number = whole * (whole - 1)
+    gap, gap_se = 0.5 * xp.sum(products) / number, (0.5 * xp.sum(products**2)) ** 0.5 / number
+    is_dark = xp.sum(halves) < 0.5 * n
+    return _Fresh(
+        h,
+        xp.where(is_dark, bound - math.inf, bound),
+        se,
+        xp.where(whole > n / 4, gap, gap + math.inf),  # too few whole pairs tell nothing
+        gap_se,
+        is_dark,
+    )
 
 
 def _remember(family: GaussianFamily, state: State, theta: Array, values: Values) -> State:

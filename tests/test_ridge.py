@@ -1,0 +1,207 @@
+"""Ridge: its solver against explicit features, its gap against the exact one, its fits against quadrature, the same on every library."""
+
+import numpy as np
+import pytest
+
+import qbvi
+from oracles import GaussianTarget, LogisticRegression, gaussian_kl, labour
+from qbvi.algorithm import Values
+from qbvi.arrays import to_numpy
+from qbvi.families import DiagonalGaussian, Gaussian
+from qbvi.regression.krylov import Weighted, krylov
+from qbvi.regression.ridge import Ridge, _judge
+
+
+def explicit(z, h, weight, ridge):
+    """The same regression with all its features written out: a, b, radius without a ridge, C with it."""
+    n, d = z.shape
+    free = np.column_stack([np.ones(n), z, (np.sum(z**2, axis=1) - d) / np.sqrt(2 * d)])
+    rows, columns = np.triu_indices(d)
+    scale = np.where(rows == columns, np.sqrt(0.5), 1.0)  # coefficients of orthonormal features
+    quadratic = (z[:, rows] * z[:, columns] - (rows == columns)) * scale
+    design = np.column_stack([free, quadratic]) * np.sqrt(weight)[:, None]
+    penalty = np.diag(np.r_[np.zeros(d + 2), np.full(len(rows), ridge)])
+    w = np.linalg.lstsq(design.T @ design + penalty, design.T @ (np.sqrt(weight) * h), rcond=None)[0]
+    C = np.zeros((d, d))
+    C[rows, columns] = w[d + 2 :] * scale
+    C = C + C.T
+    return w[: d + 2], C
+
+
+@pytest.mark.parametrize("ridge", [0.1, 10.0])
+def test_the_krylov_space_holds_the_regression_on_all_features(rng, ridge):
+    z, h, weight = rng.standard_normal((60, 4)), rng.standard_normal(60), rng.uniform(0.1, 1, 60)
+    free, C = explicit(z, h, weight, ridge)
+    found = krylov(Weighted(z, h, weight), m=10).solve(np.asarray([1.0, ridge]))
+    np.testing.assert_allclose(found.C[1], C, atol=1e-10)
+    np.testing.assert_allclose(found.free[1], free, atol=1e-10)
+    np.testing.assert_allclose(found(z)[1], free[0] + z @ free[1:-1] + quadratic(z, found.curvature[1]), atol=1e-10)
+
+
+def quadratic(z, C):
+    return 0.5 * (np.sum((z @ C) * z, axis=1) - np.trace(C))
+
+
+def test_a_space_that_is_exhausted_does_no_harm(rng):
+    """Two coefficients of degree two, forty dimensions asked for: the rest is empty, not rounding blown up."""
+    z = rng.standard_normal((30, 2))
+    found = krylov(Weighted(z, 1 + z[:, 0] * z[:, 1], np.ones(30)), m=40).solve(np.asarray([1e-9]))
+    np.testing.assert_allclose(found.curvature[0], [[0, 1], [1, 0]], atol=1e-7)
+
+
+def test_points_without_weight_do_not_count(rng):
+    z, weight = rng.standard_normal((50, 3)), np.r_[np.ones(40), np.zeros(10)]
+    h = 2 * z[:, 0] + np.r_[np.zeros(40), np.full(10, 1e6)]
+    found = krylov(Weighted(z, h, weight), m=6).solve(np.asarray([1e-6]))
+    np.testing.assert_allclose(found.b[0], [2, 0, 0], atol=1e-6)
+
+
+@pytest.mark.parametrize("family", [Gaussian(3), DiagonalGaussian(3)], ids=["full", "diagonal"])
+def test_the_gap_of_fresh_draws_is_unbiased(family):
+    """Half the squared length of the projection on the family's features; its mean over 2,000 batches, within four of its errors."""
+    rng = np.random.default_rng(3)
+    b, C = np.array([0.3, -0.2, 0.1]), np.array([[0.2, 0.1, 0.0], [0.1, -0.3, 0.0], [0.0, 0.0, 0.1]])
+    exact = 0.5 * (b @ b + 0.5 * np.sum(family.restrict(C) ** 2))
+    q = family.start(np.zeros(3), np.ones(3))
+    gaps, told = [], []
+    for _ in range(2000):
+        half = rng.standard_normal((16, 3))
+        z = np.stack([half, -half], axis=1).reshape(32, 3)
+        h = 5 + z @ b + quadratic(z, C) + 0.05 * (z[:, 0] ** 3 - 3 * z[:, 0])
+        fresh = _judge(family, q, z, Values(h, h + family.log_prob(q, z), np.ones(32, dtype=bool), 0 * h))
+        gaps.append(fresh.gap)
+        told.append(fresh.gap_se)
+    error = np.std(gaps) / np.sqrt(len(gaps))
+    assert abs(np.mean(gaps) - exact) < 4 * error
+    assert error < 0.05 * exact  # it would see a bias of a fifth
+    assert 0.5 < np.sqrt(np.mean(np.square(told))) / np.std(gaps) < 2
+
+
+def test_failed_halves_of_pairs_bias_neither_bound_nor_gap(rng):
+    family = Gaussian(2)
+    q = family.start(np.zeros(2), np.ones(2))
+    z = np.repeat(rng.standard_normal((64, 2)), 2, axis=0) * np.tile([[1.0], [-1.0]], (64, 1))
+    ok = rng.random(128) > 0.2
+    flat = np.where(ok, 3.0, np.nan)
+    fresh = _judge(family, q, z, Values(flat, flat + family.log_prob(q, z), ok, 0 * flat))
+    assert abs(fresh.bound - 3) < 1e-12
+    assert abs(fresh.gap) < 1e-12
+    assert not fresh.is_dark
+    dark = _judge(family, q, z, Values(flat, np.full(128, np.nan), np.zeros(128, dtype=bool), 0 * flat))
+    assert dark.is_dark
+    assert dark.bound == -np.inf
+
+
+# ---------------------------------------------------------------- fits
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labour_with_full_covariance(seed):
+    problem = labour()
+    fit = qbvi.fit(problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=8), vectorized=True, method=Ridge(), seed=seed)
+    assert fit.converged
+    assert problem.best_gaussian().elbo - problem.exact_elbo(*fit.unconstrained) < 0.01
+    assert fit.n_evals < 2500
+
+
+def test_labour_with_a_diagonal_one_and_blocks():
+    problem = labour()
+    options = {"vectorized": True, "method": Ridge(), "seed": 1}
+    diagonal, blocks = (
+        qbvi.fit(problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=8), family=family, **options)
+        for family in ("diagonal", [[0, 1, 2, 3], [4, 5, 6, 7]])
+    )
+    best, least = (problem.best_gaussian(diagonal=which).elbo for which in (False, True))
+    assert diagonal.converged
+    assert blocks.converged
+    assert least - problem.exact_elbo(*diagonal.unconstrained) < 0.01
+    assert least < problem.exact_elbo(*blocks.unconstrained) < best
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e4, 1e8])
+def test_gaussians_of_any_condition_far_away(condition):
+    rng = np.random.default_rng(5)
+    target = GaussianTarget.random(rng, 6, condition)
+    target = GaussianTarget(1e3 * np.linalg.cholesky(target.cov) @ rng.standard_normal(6), target.cov)
+    fit = qbvi.fit(target.log_density, qbvi.Flat(shape=6), vectorized=True, method=Ridge(), seed=1)
+    assert fit.converged
+    assert gaussian_kl(*fit.unconstrained, target.mean, target.cov) < 0.01
+
+
+def test_no_fit_says_converged_that_is_far_off():
+    """Small logistic regressions with much skewness; what says converged is within 0.05 nats of the exact optimum."""
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal((25, 3)) * [2, 1, 0.5]
+        problem = LogisticRegression(x, (rng.random(25) < 1 / (1 + np.exp(-x @ [1, -1, 1]))).astype(float), 5.0)
+        fit = qbvi.fit(
+            problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=3), vectorized=True, method=Ridge(), seed=seed
+        )
+        assert fit.converged, fit.stop_reason
+        assert problem.best_gaussian().elbo - problem.exact_elbo(*fit.unconstrained) < 0.05
+
+
+def test_a_start_in_the_dark_finds_a_scale_where_there_is_light():
+    """Finite only within a millionth of the start's scale: narrower and wider by turns until most values are there."""
+    width = 1e-6
+    fit = qbvi.fit(
+        lambda t: np.where(np.all(np.abs(t) < 3e-3, axis=1), -0.5 * np.sum((t / width) ** 2, axis=1), np.nan),
+        qbvi.Normal(0, 1, shape=3), vectorized=True, on_failure="exclude", method=Ridge(), seed=1,
+    )  # fmt: skip
+    assert fit.converged
+    np.testing.assert_allclose(fit.sd, width, rtol=1e-3)
+
+
+def test_a_posterior_that_is_cut_off_is_told():
+    fit = qbvi.fit(
+        lambda t: np.where(t[:, 0] > 0.5, -0.5 * np.sum((t - 1) ** 2, axis=1), -np.inf),
+        qbvi.Flat(shape=4), vectorized=True, on_failure="exclude", method=Ridge(), seed=1,
+    )  # fmt: skip
+    assert not fit.converged
+    assert "fail" in fit.stop_reason
+
+
+def test_an_improper_posterior_is_not_called_converged():
+    fit = qbvi.fit(
+        lambda t: t[:, 0] - 0.5 * t[:, 1] ** 2,
+        qbvi.Flat(shape=2),
+        vectorized=True,
+        method=Ridge(),
+        max_evals=4000,
+        seed=1,
+    )
+    assert not fit.converged
+    assert np.all(np.isfinite(fit.mean))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tol": 0.0}, "`tol` must be positive"),
+        ({"n_samples": 20}, "multiple of 8"),
+        ({"n_samples": 8}, "at least 16"),
+        ({"n_remembered": 64, "n_samples": 128}, "at least `n_samples`"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Ridge(**options)
+
+
+# ---------------------------------------------------------------- every library
+
+
+def test_steps_are_the_same_on_every_library(xp):
+    """Five steps on a quartic, compiled where the library compiles, within 1e-9 of NumPy's."""
+    mine, other = five_steps(xp), five_steps(np)
+    np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-9)
+
+
+def five_steps(xp):
+    family, method = Gaussian(2), Ridge(n_samples=32, n_remembered=96)
+    state = method.init(family, family.start(xp.asarray(np.array([1.0, -1.0])), xp.asarray(np.array([0.3, 0.3]))))
+    for t in range(5):
+        theta = method.ask(family, state, np.random.default_rng(t))
+        y = -xp.sum(theta**4 + theta[:, :1] * theta, axis=1)
+        state, info = method.tell(family, None, state, theta, Values(y, y, xp.isfinite(y), 0.0 * y))
+    return np.r_[to_numpy(state.q), to_numpy(info.gap), to_numpy(info.bound)]
