@@ -132,8 +132,8 @@ def test_no_fit_says_converged_that_is_far_off():
     """Small logistic regressions with much skewness; what says converged is within 0.05 nats of the exact optimum."""
     for seed in range(8):
         rng = np.random.default_rng(seed)
-        x = rng.standard_normal((25, 3)) * [2, 1, 0.5]
-        problem = LogisticRegression(x, (rng.random(25) < 1 / (1 + np.exp(-x @ [1, -1, 1]))).astype(float), 5.0)
+        x = rng.standard_normal((60, 3)) * [2, 1, 0.5]
+        problem = LogisticRegression(x, (rng.random(60) < 1 / (1 + np.exp(-x @ [1, -1, 1]))).astype(float), 5.0)
         fit = qbvi.fit(
             problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=3), vectorized=True, method=Ridge(), seed=seed
         )
