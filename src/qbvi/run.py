@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,7 +127,7 @@ class Snapshot(NamedTuple):
 class _Turn(NamedTuple):
     """One step as the loop sees it, on the host but for the q that was left."""
 
-    left: Array
+    left: Callable[[], Array]  # taken out of its chunk only if it is wanted
     h: Floats  # (n,)
     bound: float
     gap: float
@@ -139,7 +139,7 @@ class _Turn(NamedTuple):
     seconds: float  # since the start of the run
 
     @classmethod
-    def of(cls, left: Array, told: Told, seconds: float) -> _Turn:
+    def of(cls, left: Callable[[], Array], told: Told, seconds: float) -> _Turn:
         """A step by what was told of it, already on the host."""
         bound, gap, grad_norm, step, inside = (float(x) for x in told.numbers)
         h, mean, sd = (to_numpy(x) for x in (told.h, told.mean, told.sd))
@@ -343,7 +343,7 @@ class Run:
     def _tell(self, theta: Array, values: Values) -> _Turn:
         with one_blas_thread(), np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
             self._state, told = self._do(self._core, "tell", self._core.eta, self._state, theta, values)
-        return _Turn.of(told.left, self.backend.fetch(told._replace(left=None)), self._seconds())
+        return _Turn.of(lambda: told.left, self.backend.fetch(told._replace(left=None)), self._seconds())
 
     def _unaffordable(self, n: int) -> Stop | None:
         """Budgets are never overrun: not by a step larger than the last one, and not by the first."""
@@ -358,7 +358,7 @@ class Run:
     def _keep(self, turn: _Turn) -> None:
         """Remember the q that would be returned now, with residuals at draws from it."""
         if turn.h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
-            self._kept = Kept(turn.left, turn.h)
+            self._kept = Kept(turn.left(), turn.h)
 
     def _chosen(self, reached: Array) -> Kept:
         """The q to return at a proper end."""
@@ -580,7 +580,7 @@ class _Chunks:
             self._box.count(told.raw[i])
             replay.name(i, told.raw[i])
             run._grope(bool(np.isfinite(told.raw[i]).any()))
-            turn = _Turn.of(made.told.left[i], _at(told.told, i), start + (i + 1) * pace)
+            turn = _Turn.of(partial(_row, made.told.left, i), _at(told.told, i), start + (i + 1) * pace)
             if i == steps - 1:
                 run._state = reached
             run._book(turn, progress)
@@ -644,6 +644,10 @@ class _Replay:
 
 def _at(told: Told, i: int) -> Told:
     return Told(None, *(part[i] for part in told[1:]))
+
+
+def _row(stacked: Array, i: int) -> Array:
+    return stacked[i, ...]
 
 
 def _at_once(_: History) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, count, host_memory, mapped_tree, no_such_device, sliced
+from qbvi.backends.base import Backend, count, host_memory, mapped_tree, sliced
 
 __all__ = ["OnJax"]
 
@@ -41,7 +41,7 @@ class OnJax(Backend):
             found = jax.devices(platform)
             return cls(found[int(number or 0)], dtype)
         except (RuntimeError, ValueError, IndexError):
-            raise no_such_device("jax", device, _names()) from None
+            raise cls.no_such_device(device, _names()) from None
 
     @property
     def namespace(self) -> Any:
