@@ -33,7 +33,11 @@ class OnJax(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnJax:
-        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``."""
+        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``; several as a list or a mesh."""
+        if isinstance(device, list | tuple | jax.sharding.Mesh):
+            from qbvi.backends.on_mesh import OnMesh
+
+            return OnMesh.of(device, dtype)
         if device is None or isinstance(device, jax.Device):
             return cls(device or jax.devices()[0], dtype)
         platform, _, number = str(device).partition(":")
@@ -50,7 +54,7 @@ class OnJax(Backend):
 
     def active(self) -> AbstractContextManager[Any]:
         """With 64 bits where they were asked for, and new arrays on the device."""
-        return _active(self.device, self.dtype)
+        return active_on(self.device, self.dtype)
 
     def owns(self, value: Any) -> bool:
         """Whether it is a JAX array, or stands for one while a function is compiled."""
@@ -134,17 +138,17 @@ class OnJax(Backend):
         return jax.eval_shape(function, *arguments)
 
 
-_MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
+MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
 
 
-@lru_cache(maxsize=_MOST_FUNCTIONS)
+@lru_cache(maxsize=MOST_FUNCTIONS)
 def _jitted(owner: Any, name: str) -> Callable[..., Any]:
     compiled: Callable[..., Any] = jax.jit(getattr(owner, name))
     return compiled
 
 
 @contextmanager
-def _active(device: Any, dtype: str) -> Iterator[None]:
+def active_on(device: Any, dtype: str) -> Iterator[None]:
     precision = jax.enable_x64(True) if dtype == "float64" else nullcontext()
     with precision, jax.default_device(device):
         yield
