@@ -18,7 +18,7 @@ rng = np.random.default_rng(0)
 X = rng.standard_normal((N, D))
 Y = (rng.random(N) < 0.5).astype(np.float64)
 METHOD = qbvi.QBVI(n_samples=10, stop=(MaxIterations(20),), n_fresh=50)  # neither is a multiple of four
-local = {}  # shapes that a device has of what the function is given
+local = {"theta": set(), "x": set()}  # shapes that a device has of what the function is given
 
 
 class Likelihood:
@@ -27,7 +27,7 @@ class Likelihood:
     def __call__(self, theta, batch):
         x, y = batch
         for name, array in {"theta": theta, "x": x}.items():
-            note = lambda sharding, name=name, shape=array.shape: local.__setitem__(name, sharding.shard_shape(shape))
+            note = lambda sharding, name=name, shape=array.shape: local[name].add(sharding.shard_shape(shape))
             jax.debug.inspect_array_sharding(array, callback=note)
         eta = theta @ x.T
         return eta @ y - jnp.sum(jnp.logaddexp(eta, 0.0), axis=-1)
@@ -63,8 +63,9 @@ def told(post):
 
 
 def run(device, **options):
-    local.clear()
-    return told(fit(device, **options)) | {"local": dict(local)}
+    for shapes in local.values():
+        shapes.clear()
+    return told(fit(device, **options)) | {"local": {name: sorted(shapes) for name, shapes in local.items()}}
 
 
 def error_of(**options):

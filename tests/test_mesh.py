@@ -48,11 +48,10 @@ def test_several_devices_come_to_the_result_of_one(found, case, mesh):
     [*(("whole", 64, mesh) for mesh in SHARES), ("batches", 16, "data"), ("batches", 16, "both")],
 )
 def test_each_device_has_its_share(found, case, rows, mesh):
-    """The last call is that of 50 fresh draws, 52 with those that make shares equal; with mini-batches they come in ten groups."""
+    """Of the 10 draws of a step and the 50 fresh ones, which come in groups of 5 with mini-batches; shares are made equal."""
     draws, data = SHARES[mesh]
-    n = -(-(50 if case == "whole" else 5) // draws)
-    assert found[case][mesh]["local"] == {"theta": [n, 3], "x": [rows // data, 3]}
-    assert found[case]["one"]["local"] == {"theta": [50 if case == "whole" else 5, 3], "x": [rows, 3]}
+    shares = [[-(-n // draws), 3] for n in ((10, 50) if case == "whole" else (5, 10))]
+    assert found[case][mesh]["local"] == {"theta": shares, "x": [[rows // data, 3]]}
 
 
 def test_a_second_fit_compiles_nothing(found):
