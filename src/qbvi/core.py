@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -63,6 +64,8 @@ class Core:
         ``"raise"``, ``"exclude"`` or ``"floor"``, likewise.
     length
         Most steps of a compiled chunk.
+    pause_below
+        Nats of a predicted gap below which a chunk ends.
     """
 
     model: Model
@@ -72,6 +75,7 @@ class Core:
     likelihood: DeviceFunction | None = None
     on_failure: str = "raise"
     length: int = 1
+    pause_below: float = -math.inf
     _prior: KnownPrior = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,9 +122,20 @@ class Core:
         """``log p(y, theta) - log q(theta)``: (n,)."""
         return self.family.residual(q, theta, log_joint)
 
-    def advance(self, state: Any, steps: Array, inputs: Inputs) -> tuple[Any, Made]:
-        """Make the first ``steps`` of `length` steps; what was made is stacked, and empty after those."""
-        return self.backend.repeated(lambda state, i: self._step(state, i, inputs), state, steps, self.length)
+    def advance(self, state: Any, steps: Array, inputs: Inputs) -> tuple[Any, Made, Array]:
+        """Make up to ``steps`` of `length` steps: the state, what was made, stacked and empty after those, and their number.
+
+        A step that predicts a gap below `pause_below` is the last, for the rules to look at.
+        """
+
+        def turn(carry: tuple[Any, Array], i: Array) -> tuple[tuple[Any, Array], Made]:
+            state, end = carry
+            state, made = self._step(state, i, inputs)
+            is_small = made.told.numbers[1] < self.pause_below
+            return (state, array_namespace(end).where(is_small, i + 1, end)), made
+
+        (state, end), made = self.backend.repeated(turn, lambda carry, i: i < carry[1], (state, steps), self.length)
+        return state, made, end
 
     def _step(self, state: Any, i: Array, inputs: Inputs) -> tuple[Any, Made]:
         assert self.likelihood is not None
@@ -143,8 +158,8 @@ class Core:
     @cached_property
     def _key(self) -> tuple[Any, ...]:
         priors = tuple(_prior_key(p) for p in self.model.parameters)
-        parts = Identity(self.algorithm), self.family, self.likelihood, self.backend, self.on_failure, self.length
-        return priors, self.model.is_named, *parts
+        parts = Identity(self.algorithm), self.family, self.likelihood, self.backend, self.on_failure
+        return priors, self.model.is_named, *parts, self.length, self.pause_below
 
 
 @dataclass(frozen=True)

@@ -558,7 +558,10 @@ class _Chunks:
         length = 1 if alone else max(1, min(_LONGEST, _CHUNK_BYTES // each))
         assert isinstance(box.on_failure, str)
         parts = run.model, run.family, run.algorithm, backend
-        return cls(Core(*parts, box.likelihood, box.on_failure, length), box, batches, int(theta.shape[0]))
+        pause = max((getattr(rule, "pause_below", -math.inf) for rule in run.algorithm.stop), default=-math.inf)
+        if batches is not None and batches.is_partial and pause > -math.inf:
+            length = 1  # rows are drawn ahead: a chunk that ended early would have drawn too many
+        return cls(Core(*parts, box.likelihood, box.on_failure, length, pause), box, batches, int(theta.shape[0]))
 
     def advance(self, run: Run, progress: Progress) -> Stop | None:
         """Make a chunk of steps, and say whether its last step was the last of all."""
@@ -573,8 +576,9 @@ class _Chunks:
         """Make the steps and book them; return the last."""
         before, t, start = run._state, len(run._history), run._seconds()
         inputs = self._inputs(run, steps, t)
-        reached, made = self._made(run, before, steps, inputs)
-        told: Made = run.backend.fetch(made._replace(told=made.told._replace(left=None)))
+        reached, made, end = self._made(run, before, steps, inputs)
+        told, end = run.backend.fetch((made._replace(told=made.told._replace(left=None)), end))
+        steps = int(end)
         pace = (run._seconds() - start) / steps
         self._most = min(2 * self._most, self._core.length, max(1, int(_CHUNK_SECONDS / pace)))
         replay = _Replay(run, self, before, inputs)
@@ -606,9 +610,9 @@ class _Chunks:
         data = None if self._batches is None else self._batches.data
         return Inputs(run._keys[0], there[0], run._core.eta, data, there[1], there[2])
 
-    def _made(self, run: Run, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Made]:
+    def _made(self, run: Run, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Made, Any]:
         with run.backend.explained():
-            made: tuple[Any, Made] = run._do(
+            made: tuple[Any, Made, Any] = run._do(
                 self._core, "advance", state, run.backend.put(np.asarray(steps, dtype=np.int32)), inputs
             )
         return made
@@ -628,7 +632,7 @@ class _Replay:
             return
         run, inputs = self._run, self._inputs
         ahead = self._later(self._made)
-        self._state, _ = self._chunks._made(run, self._state, i - self._made, ahead)
+        self._state, _, _ = self._chunks._made(run, self._state, i - self._made, ahead)
         self._made = i
         theta = run._do(
             run._core, "ask", self._state, inputs.key, run.backend.put(np.asarray(0, dtype=np.int32)) + inputs.t + i

@@ -78,7 +78,7 @@ class Rule(Protocol):
     """Anything that reads the history and says when to stop.
 
     A rule may also have ``soonest(history)``: how many steps from now it could speak at the earliest, one or more. So many can be made
-    in one compiled chunk; without it, one.
+    in one compiled chunk; without it, one. A rule that has ``pause_below`` is sure not to speak after a step that predicts a gap of at least so many nats.
     """
 
     def __call__(self, history: History) -> Stop | None:
@@ -148,6 +148,15 @@ class GapBelow:
         ):
             return None
         return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
+
+    @property
+    def pause_below(self) -> float:
+        """The tolerance: a chunk of steps ends with the first that predicts less."""
+        return self.tol
+
+    def soonest(self, history: History) -> int:
+        """No step that predicts more can be the last."""
+        return 10**9
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,14 @@ class Backend(ABC):
         with self.active():
             return mapped_tree(self.asarray, tree)
 
+    def put_rows(self, data: Tree) -> Tree:
+        """Bring the arrays of the user's data to the device, or to the devices that share their rows."""
+        return self.put(data)
+
+    def shared(self, points: Any, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """What the function is given, spread over several devices where there are; there may then be more points, to be ignored."""
+        return points, batch
+
     def fetch(self, tree: Tree) -> Tree:
         """Copy all arrays of a tree to the host."""
         with self.active():
@@ -121,9 +129,13 @@ class Backend(ABC):
         return 0.0
 
     def repeated(
-        self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any, steps: Array, length: int
+        self,
+        step: Callable[[Any, Array], tuple[Any, Any]],
+        goes_on: Callable[[Any, Array], Array],
+        carry: Any,
+        length: int,
     ) -> tuple[Any, Any]:
-        """Apply ``step(carry, i)`` for the first ``steps`` of ``length`` indices: the last carry, and what each step made, stacked.
+        """Apply ``step(carry, i)`` for i from 0 to ``length`` - 1 as long as ``goes_on(carry, i)``: the last carry, and what each step made, stacked.
 
         Asked only of backends that are compiled.
         """

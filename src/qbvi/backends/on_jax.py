@@ -34,7 +34,11 @@ class OnJax(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnJax:
-        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``."""
+        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``; several as a list or a mesh."""
+        if isinstance(device, list | tuple | jax.sharding.Mesh):
+            from qbvi.backends.on_mesh import OnMesh
+
+            return OnMesh.of(device, dtype)
         if device is None or isinstance(device, jax.Device):
             return cls(device or jax.devices()[0], dtype)
         platform, _, number = str(device).partition(":")
@@ -51,7 +55,7 @@ class OnJax(Backend):
 
     def active(self) -> AbstractContextManager[Any]:
         """With 64 bits where they were asked for, and new arrays on the device."""
-        return _active(self.device, self.dtype)
+        return active_on(self.device, self.dtype)
 
     def owns(self, value: Any) -> bool:
         """Whether it is a JAX array, or stands for one while a function is compiled."""
@@ -114,15 +118,21 @@ class OnJax(Backend):
         return None
 
     def repeated(
-        self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any, steps: Array, length: int
+        self,
+        step: Callable[[Any, Array], tuple[Any, Any]],
+        goes_on: Callable[[Any, Array], Array],
+        carry: Any,
+        length: int,
     ) -> tuple[Any, Any]:
-        """Apply ``step(carry, i)`` for the first ``steps`` of ``length`` indices: the last carry, and what each step made, stacked."""
-        made = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, carry, steps)[1])
+        """``lax.scan`` over all of them, of which those that are not made cost nothing."""
+        made = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))[1]
+        )
 
         def turn(carry: Any, i: Array) -> tuple[Any, Any]:
-            return jax.lax.cond(i < steps, lambda c: step(c, i), lambda c: (c, made), carry)  # type: ignore[no-any-return]
+            return jax.lax.cond(goes_on(carry, i), lambda c: step(c, i), lambda c: (c, made), carry)  # type: ignore[no-any-return]
 
-        return jax.lax.scan(turn, carry, jnp.arange(length))  # type: ignore[no-any-return]
+        return jax.lax.scan(turn, carry, jnp.arange(length, dtype=jnp.int32))  # type: ignore[no-any-return]
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
         """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
@@ -133,11 +143,11 @@ class OnJax(Backend):
         return jax.eval_shape(function, *arguments)
 
 
-_MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
+MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
 _LARGE = 2**20  # bytes from which on a captured array is handed to the program rather than written into it
 
 
-@lru_cache(maxsize=_MOST_FUNCTIONS)
+@lru_cache(maxsize=MOST_FUNCTIONS)
 def _jitted(owner: Any, name: str, device: Any) -> _Compiled:
     return _Compiled(getattr(owner, name), device)
 
@@ -190,7 +200,7 @@ class _Compiled:
 
 
 @contextmanager
-def _active(device: Any, dtype: str) -> Iterator[None]:
+def active_on(device: Any, dtype: str) -> Iterator[None]:
     precision = jax.enable_x64(True) if dtype == "float64" else nullcontext()
     with precision, jax.default_device(device):
         yield

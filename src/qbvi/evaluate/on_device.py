@@ -74,10 +74,12 @@ class DeviceFunction:
         """The same in one call, however many points there are."""
         call, n = self.function.value, count(points)
         with self.backend.explained():
+            points, batch = self.backend.shared(points, batch)
             if self.vectorized:
-                return self._numbers(call(points, *batch), (n,))
-            values, noise_sd = self.backend.mapped(lambda point: self._numbers(call(point, *batch), ()))(points)
-            return values, noise_sd
+                values, noise_sd = self._numbers(call(points, *batch), (count(points),))
+            else:
+                values, noise_sd = self.backend.mapped(lambda point: self._numbers(call(point, *batch), ()))(points)
+            return values[:n], noise_sd[:n]
 
     def _numbers(self, returned: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """A value, or a value and the standard deviation of its noise, as arrays of the backend."""
@@ -267,7 +269,7 @@ class DeviceBatches:
         data = _arrays(self.batches.data)
         for part in leaves(data):
             self._check(part)
-        return self.backend.put(data)
+        return self.backend.put_rows(data)
 
     @property
     def example(self) -> Any:
