@@ -94,7 +94,7 @@ class OnTorch(Backend):
     def explain(self, error: Exception) -> str | None:
         """Tensors on several devices, arrays of NumPy, decisions by values."""
         text = str(error)
-        if "same device" in text or "two devices" in text:
+        if "same device" in text or "expected device" in text:
             return (
                 f"`log_likelihood` and `data` must have all their tensors on {self.device}, which is where the fit is: move them with .to({str(self.device)!r}), "
                 "or pass `device`"
