@@ -1,9 +1,11 @@
 """The same fit on every array library: same draws, same steps, same bookkeeping; and a clear error for what does not go there."""
 
+import re
 import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
 from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
 SHORT = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(12), n_fresh=50)
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((60, 3))
@@ -229,7 +232,7 @@ def test_chunks_and_single_steps_come_to_the_same(on_jax):
     ids=["patience", "parameter change", "budget"],
 )
 def test_rules_stop_a_compiled_loop_where_they_stop_a_stepped_one(limits, on_jax):
-    method = qbvi.QBVI(n_samples=20, window=3, n_fresh=50, stop=limits.pop("stop", (qbvi.MaxIterations(300),)))
+    method = qbvi.QBVI(n_samples=20, window=10, n_fresh=50, stop=limits.pop("stop", (qbvi.MaxIterations(300),)))
     options = {"prior": NORMAL, "method": method} | limits
     assert_same(fitted(logistic, backend="jax", **options), fitted(logistic, **options))
 
@@ -607,7 +610,7 @@ def test_arrays_on_another_jax_device_are_explained(on_jax):
         for function, data in ((lambda b: jax.numpy.sum(b * x, -1), None), (lambda b, y: b @ y, x)):
             try:
                 qbvi.fit(function, qbvi.Normal(0, 1, shape=3), vectorized=True, data=data, method=method, backend="jax", device="cpu:0")
-            except qbvi.backends.BackendError as error:
+            except qbvi.BackendError as error:
                 print(error)
         print(qbvi.fit(lambda b: b @ x, qbvi.Normal(0, 1, shape=3), vectorized=True, method=method, backend="jax", device="cpu:1").report.backend)
     """
@@ -641,3 +644,12 @@ def test_what_is_compiled_goes_by_equality_where_there_is_one():
     assert hash(one) == hash(other)
     with warnings.catch_warnings():
         assert one == other
+
+
+def test_the_page_about_backends_runs_word_for_word(capsys):
+    for name in ("jax", "torch"):
+        library(name)
+    namespace = {}
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
+        exec(compile(block, PAGE.name, "exec"), namespace)  # noqa: S102 - our own text
+    assert capsys.readouterr().out.startswith("jax on")
