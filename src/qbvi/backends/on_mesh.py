@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.backends.base import BackendError, count, leaves, mapped_tree
-from qbvi.backends.on_jax import MOST_FUNCTIONS, OnJax, active_on
+from qbvi.backends.on_jax import OnJax, active_on
 
 __all__ = ["OnMesh"]
 
@@ -67,10 +65,6 @@ class OnMesh(OnJax):
         elsewhere = array.devices() - set(self.device.devices.flat)
         return min(elsewhere, key=str) if elsewhere else self.device
 
-    def upload(self, array: NDArray[Any]) -> Array:
-        """Put it on every device."""
-        return jax.device_put(array, self._everywhere)
-
     def put_rows(self, data: Any) -> Any:
         """Bring arrays to the devices, each its share of the rows where those are shared."""
         if self._shares("data") == 1:
@@ -90,13 +84,8 @@ class OnMesh(OnJax):
         return self._constrained(points, "draws"), batch
 
     def free_bytes(self) -> float:
-        """Of all devices, as far as the one with the least memory lets them use it."""
-        devices = self.device.devices.flat
-        return len(devices) * min(OnJax(device, self.dtype).free_bytes() for device in devices)
-
-    def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
-        """``jax.jit``; whatever is returned is on every device, so that the next call finds it where this one did."""
-        return _jitted(owner, name, self._everywhere)
+        """Of the device that has least: the program plans for one."""
+        return min(OnJax(device, self.dtype).free_bytes() for device in self.device.devices.flat)
 
     def __str__(self) -> str:
         devices = list(self.device.devices.flat)
@@ -104,7 +93,8 @@ class OnMesh(OnJax):
         return f"{self.name} on {number} sharing {' and '.join(self.device.axis_names)}, {self.dtype}"
 
     @property
-    def _everywhere(self) -> NamedSharding:
+    def _place(self) -> NamedSharding:
+        """Every device: what is returned is where the next call looks for it."""
         return NamedSharding(self.device, PartitionSpec())
 
     def _split(self, what: str) -> NamedSharding:
@@ -129,9 +119,3 @@ class OnMesh(OnJax):
             )
             raise BackendError(msg)
         return part
-
-
-@lru_cache(maxsize=MOST_FUNCTIONS)
-def _jitted(owner: Any, name: str, everywhere: NamedSharding) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = jax.jit(getattr(owner, name), out_shardings=everywhere)
-    return compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qbvi.arrays import Array
-from qbvi.estimators.base import Batch, leave_group_out
+from qbvi.estimators.base import Batch, known, leave_group_out
 from qbvi.families.base import Family
 
 __all__ = ["LeaveOneOut"]
@@ -31,4 +31,4 @@ class LeaveOneOut:
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average against the baseline."""
         centred = batch.f - leave_group_out(batch.f, batch.group_size)
-        return batch.known + family.mean_score(q, batch.theta, centred), memory
+        return known(family, q, batch) + family.mean_score(q, batch.theta, centred), memory
