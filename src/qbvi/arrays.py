@@ -146,9 +146,9 @@ def unpack_symmetric(packed: Array, d: int) -> Array:
 
 
 @lru_cache(maxsize=32)
-def _packed_positions(d: int) -> NDArray[np.int64]:
+def _packed_positions(d: int) -> NDArray[np.int32]:
     row, column = np.tril_indices(d, -1)
-    return np.concatenate([np.arange(d) * (d + 1), row * d + column])
+    return np.concatenate([np.arange(d) * (d + 1), row * d + column]).astype(np.int32)
 
 
 @lru_cache(maxsize=32)
@@ -157,8 +157,8 @@ def _packed_scales(d: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=32)
-def _unpacked_positions(d: int) -> NDArray[np.int64]:
-    position = np.zeros((d, d), dtype=np.int64)
+def _unpacked_positions(d: int) -> NDArray[np.int32]:
+    position = np.zeros((d, d), dtype=np.int32)
     position[np.arange(d), np.arange(d)] = np.arange(d)
     row, column = np.tril_indices(d, -1)
     position[row, column] = position[column, row] = d + np.arange(row.size)
