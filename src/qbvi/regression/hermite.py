@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arrays import Array
+
 __all__ = ["Kernels", "free_features", "kernels", "tail_variance"]
 
 Floats = NDArray[np.float64]
@@ -51,10 +53,10 @@ def kernels(z: Floats, other: Floats | None = None) -> Kernels:
     return Kernels(*_by_degree(z @ other.T, d - squares[:, None] - other_squares[None, :], d))
 
 
-def tail_variance(square: float, d: int, omega: float) -> float:
+def tail_variance(square: Array, d: int, omega: float) -> Array:
     """Prior variance of degrees three and four at squared radius ``square``, in units of its mean under N(0, I)."""
-    _, third, fourth = _by_degree(np.asarray(square), np.asarray(d - 2 * square), d)
-    return float((third + omega * fourth) / (1 + omega))
+    _, third, fourth = _by_degree(square, d - 2 * square, d)
+    return (third + omega * fourth) / (1 + omega)
 
 
 def free_features(z: Floats) -> Floats:
@@ -64,7 +66,7 @@ def free_features(z: Floats) -> Floats:
     return np.column_stack([np.ones(n), z, radial])
 
 
-def _by_degree(g: Floats, s: Floats, d: int) -> tuple[Floats, Floats, Floats]:
+def _by_degree(g: Array, s: Array, d: int) -> tuple[Array, Array, Array]:
     square = g * g
     second = (square + s) / (d * (d + 1))
     third = g * (square + 3 * (s + 2)) / (6 * comb(d + 2, 3))

@@ -20,6 +20,7 @@ from scipy.special import gammaincinv
 from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.families.base import GaussianFamily
+from qbvi.regression.hermite import tail_variance
 from qbvi.regression.krylov import Quadratic, Weighted, krylov
 from qbvi.stopping import GapBelow, Rule
 
@@ -27,8 +28,9 @@ __all__ = ["Ridge"]
 
 _RIDGES = tuple(10.0**e for e in range(-8, 4))  # relative to the number of draws that count
 _SHARES = (*(1 - i / 64 for i in range(64)), *(2.0**-i for i in range(7, 40)))  # of the full step that are tried
-_DIMENSIONS = 40  # of the Krylov space
+_DIMENSIONS = 24  # of the Krylov space
 _SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that is believed
+_OMEGA = 0.3  # variance of degree four against degree three, of what is not quadratic
 _MARGIN = 2.0  # on the predicted gap, which is an expectation
 
 
@@ -181,10 +183,13 @@ class Ridge:
     def _predicted_gap(self, family: GaussianFamily, known: _Known, step: _Step, fresh: _Fresh) -> Array:
         """Nats that will be missing after the step; infinite while it is not the last one."""
         xp = array_namespace(known.b)
-        cost = 0.5 * (family.dim + family.n_quadratic) * known.unexplained / known.alike
-        gap = _MARGIN * cost + step.left_behind + 0.25 * step.kl + step.creep
+        # The ridge r leaves a share r / (1 + r) of what there was to be gained along C, and that much less of the noise.
+        noise = 0.5 * known.unexplained / known.alike
+        cost = noise * (family.dim + family.n_quadratic / (1 + known.ridge) ** 2)
+        left = (known.ridge / (1 + known.ridge)) ** 2 * xp.maximum(fresh.gap + 2 * fresh.gap_se, 0.0 * fresh.gap)
+        gap = _MARGIN * cost + left + step.left_behind + 0.25 * step.kl + step.creep
         gap = xp.maximum(gap, fresh.gap - 2 * fresh.gap_se)
-        unsettled = step.is_bound | (step.kl > 0.3) | fresh.is_dark
+        unsettled = step.is_bound | (step.kl > 0.3) | fresh.is_dark | ~xp.isfinite(gap)
         return xp.where(unsettled, xp.ones_like(gap) * math.inf, gap)
 
 
@@ -206,6 +211,7 @@ class _Known(NamedTuple):
     C: Array  # (d, d)
     unexplained: Array  # () mean square error at draws that it did not see
     alike: Array  # () number of draws, those unlike q's counting less
+    ridge: Array  # () relative to that number
 
 
 class _Step(NamedTuple):
@@ -239,8 +245,10 @@ def _judge(family: GaussianFamily, q: Array, theta: Array, values: Values) -> _F
     middle = xp.sum(pairs, axis=1) / xp.maximum(halves, one)
     m, whole = (xp.maximum(xp.sum(xp.astype(which, h.dtype)), 2 * one[0]) for which in (some, both))
     bound = xp.sum(middle) / m
-    se = (xp.sum(xp.where(some, middle - bound, 0 * one) ** 2) / (m * (m - 1))) ** 0.5
-    even, odd = (xp.where(both, part, 0 * one) for part in (middle - bound, 0.5 * (pairs[:, 0] - pairs[:, 1])))
+    around = xp.where(some, middle - bound, 0 * one)
+    largest = xp.maximum(xp.max(xp.abs(around)), xp.finfo(h.dtype).smallest_normal * one[0])
+    se = largest * (xp.sum((around / largest) ** 2) / (m * (m - 1))) ** 0.5  # values may be large beyond squaring
+    even, odd = (xp.where(both, part, 0 * one) for part in (around, 0.5 * (pairs[:, 0] - pairs[:, 1])))
     z = family.whiten(q, theta[::2, :])
     products = odd[:, None] * odd * (z @ z.T) + even[:, None] * even * family.quadratic_kernel(z)
     products = products * (1 - xp.eye(n, dtype=h.dtype, device=device(h)))
@@ -275,7 +283,7 @@ def _trusted(state: State, fresh: _Fresh) -> tuple[Promise, Array]:
     """Where to step from, the present q or, if the last step made it worse, the one before, and how far."""
     xp = array_namespace(state.q)
     before = state.before
-    noise = 2 * (before.se**2 + fresh.se**2) ** 0.5
+    noise = 2 * (before.se + fresh.se)
     is_broken = fresh.bound < before.bound - noise - 0.1 * before.gain - 0.05
     ratio = (fresh.bound - before.bound) / xp.where(before.gain > 0, before.gain, xp.ones_like(before.gain))
     is_told = (before.gain > noise) & xp.isfinite(ratio)
@@ -320,6 +328,7 @@ def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Kno
         xp.where(is_sound, 0.5 * (C + C.T), xp.zeros_like(C)),
         xp.where(is_sound, unexplained, xp.ones_like(unexplained) * math.inf),
         alike,
+        xp.sum(chosen * ridges) / alike,
     )
 
 
@@ -361,7 +370,8 @@ def _take_step(family: GaussianFamily, known: _Known, radius: Array, q: Array, p
     r, axes = (c, mean_axes) if followed is known.C else xp.linalg.eigh(followed)
     one = xp.ones_like(radius)
     error = 5 * (family.dim * known.unexplained / known.alike) ** 0.5  # of the eigenvalues of C
-    line = _Line(mean_axes.T @ known.b, c, r, xp.minimum(xp.maximum(error, 1e-3 * one), one / 16))
+    smallest = xp.minimum(xp.maximum(error, 1e-3 * one), one / 16)
+    line = _Line(mean_axes.T @ known.b, c, r, smallest, known.unexplained)
     shares = xp.asarray(_SHARES, dtype=c.dtype, device=device(c))
     first = _longest(line, shares, radius)
     repeated = _repeated(family, q, previous, mean_axes @ first.shift, (axes * (1 / first.precision - 1)) @ axes.T)
@@ -386,6 +396,7 @@ class _Line(NamedTuple):
     c: Array  # (d,) eigenvalues of C
     r: Array  # (d,) and of what the family follows of it
     smallest: Array  # () factor of the precision
+    unexplained: Array  # () variance of what is not quadratic, at q
 
 
 class _Along(NamedTuple):
@@ -399,15 +410,21 @@ class _Along(NamedTuple):
 
 
 def _longest(line: _Line, shares: Array, radius: Array) -> _Along:
-    """The first of the shares whose KL is within the radius."""
+    """The first of the shares whose KL is within the radius and whose gain is believable.
+
+    Believable: above the standard deviation of what is not quadratic at the new place, were it of degrees three and four.
+    """
     xp = array_namespace(shares)
-    b, c, r, smallest = line
+    b, c, r, smallest, unexplained = line
     stiffness = xp.maximum(1 - shares[:, None] * c, smallest * xp.ones_like(c))
     precision = xp.maximum(1 - shares[:, None] * r, smallest * xp.ones_like(c))
     shift = shares[:, None] * b / stiffness
     kl = 0.5 * xp.sum(1 / precision - 1 + xp.log(precision) + shift**2, axis=1)
     gain = xp.sum(b * shift + 0.5 * (c * shift**2 + r * (1 / precision - 1)), axis=1) - kl
-    first = xp.argmax(xp.astype(kl <= radius, xp.int32))
+    d, reach = c.shape[0], xp.sum(shift**2 + 1 / precision, axis=1)
+    doubt = unexplained * (tail_variance(reach, d, _OMEGA) - 1)
+    is_near = reach < 1.5 * d
+    first = xp.argmax(xp.astype((kl <= radius) & (is_near | (doubt <= gain * xp.abs(gain))), xp.int32))
     return _Along(
         *(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in (shares, shift, precision, kl, gain))
     )
