@@ -90,15 +90,9 @@ def _seeded(loader: Any, seed: int) -> Iterator[None]:
     """Let all that the loader draws follow from ``seed``, and nobody else notice."""
     import torch
 
-    own = (
-        loader.generator,
-        getattr(loader.sampler, "generator", None),
-        getattr(loader.batch_sampler, "generator", None),
-    )
+    own = (part.generator for part in (loader, loader.sampler, loader.batch_sampler) if hasattr(part, "generator"))
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng(devices=[]))
-        torch.manual_seed(seed)
-        for generator in {id(one): one for one in own if one is not None}.values():
+        for generator in {torch.default_generator, *own} - {None}:
             stack.callback(generator.set_state, generator.get_state())
             generator.manual_seed(seed)
         yield
