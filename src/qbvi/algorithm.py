@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.estimators import Batch, ControlVariate, Estimator, LeaveOneOut, Residual, ScoreFunction
 from qbvi.families.base import Family
 from qbvi.naming import pick
-from qbvi.random import Antithetic, Draws, Independent, Sobol
+from qbvi.random import Antithetic, Draws, Independent, Sobol, Source
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
 from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
@@ -58,6 +56,9 @@ class Algorithm(Protocol):
     stop: Any
     window: int
     keep: str
+    is_array_api: (
+        bool  # whether `ask` and `tell` run on any array library; the ``rng`` of `ask` is then a `qbvi.random.Stream`
+    )
 
     def fresh_draws(self, n_evals: int) -> int:
         """How many draws from the result to spend on its bound and k-hat, after so many evaluations."""
@@ -79,7 +80,7 @@ class Algorithm(Protocol):
         """State before the first step; it has the present member as ``state.q``."""
         ...
 
-    def ask(self, family: Family, state: Any, rng: np.random.Generator) -> Array:
+    def ask(self, family: Family, state: Any, rng: Any) -> Array:
         """Points at which the function is wanted: (n, d)."""
         ...
 
@@ -164,6 +165,13 @@ class QBVI:
     initial_sd: float | None = None
     n_fresh: int = 1000
 
+    is_array_api: ClassVar[bool] = True
+
+    @property
+    def draws_on_host(self) -> bool:
+        """Whether the draws need a NumPy generator, as Sobol points do."""
+        return self._draws.on_host
+
     def __post_init__(self) -> None:
         rate = self.learning_rate
         fields = {
@@ -204,7 +212,7 @@ class QBVI:
         direction = xp.zeros_like(family.natural(q))
         return State(q, xp.sum(xp.zeros_like(q)), self._estimator.init(family, q), self._chain.init(direction))
 
-    def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
+    def ask(self, family: Family, state: State, rng: Source) -> Array:
         """Draw the points at which the function is wanted: (n, d)."""
         xp = array_namespace(state.q)
         z = self._draws.normal(rng, self.n_samples, family.dim)

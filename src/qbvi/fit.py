@@ -11,9 +11,12 @@ import numpy as np
 from qbvi.algorithm import QBVI, Algorithm, paper
 from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
+from qbvi.backends import HOST, Backend, find_backend
+from qbvi.backends.base import leaves
 from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
-from qbvi.evaluate import Batches, BlackBox, OnFailure, ShardedLikelihood
+from qbvi.core import Core
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
@@ -51,6 +54,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     timeout: float | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     on_mismatch: str = "raise",
+    backend: str = "numpy",
+    device: Any = None,
+    dtype: Any = "float64",
     progress: bool | None = None,
     callback: Callable[[Iterate], bool | None] | None = None,
     seed: int | np.random.Generator | np.random.SeedSequence | None = None,
@@ -105,6 +111,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     on_mismatch
         What to do with a checkpoint that was made with another function, prior, data, method, family, ``init`` or seed: ``"raise"``; ``"keep"`` what
         it holds and go on as if nothing had changed; ``"re-evaluate"``: start from its posterior, but evaluate anew.
+    backend
+        Whose arrays the function is given: ``"numpy"``, ``"jax"``, ``"torch"`` or ``"cupy"``. With ``vectorized`` they are stacked; otherwise the function of
+        one point is mapped by ``jax.vmap`` or ``torch.vmap``. Where method and family allow for it (`qbvi.QBVI` with Gaussians) the whole loop runs there, on JAX
+        compiled; see docs/backends.md.
+    device
+        Where: ``"cpu"``, ``"gpu:1"``, ``"cuda"``, or as the library has it; by default where it puts new arrays.
+    dtype
+        ``"float64"`` or ``"float32"``.
     progress
         Whether to show a line of progress; by default only on a terminal.
     callback
@@ -134,24 +148,35 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         msg = f"`timeout` must be a number of seconds, got {timeout!r}"
         raise TypeError(msg)
     n_starts = whole_number("n_starts", n_starts)
-    algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol))
+    library = find_backend(backend, device, dtype)
+    _check_backend(library, log_likelihood, executor, timeout)
+    algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
     warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
+    loop = library if _runs_on(library, algorithm, posterior, model) else HOST
+    if not library.is_host and batches is not None:
+        batches = DeviceBatches(batches, library)
+    if not library.is_host and loop.is_host:  # only the calls go to the backend, and back
+        vectorized, log_likelihood = vectorized or True, FromHost(log_likelihood, vectorized, library)
 
     def run(start: Any, own_seed: int, number: int = 1) -> Fit:
         one = Run(
             model=model,
             family=posterior,
-            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner),
+            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner)
+            if loop.is_host
+            else DeviceBox(log_likelihood, vectorized, on_failure, backend=loop),
             batches=batches,
             algorithm=algorithm,
             budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
             seed=own_seed,
             callback=callback,
+            backend=loop,
+            where=str(library) + (" (the function alone)" if loop != library else ""),
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -202,15 +227,54 @@ def _plain(init: Any) -> Any:
     return init.unconstrained if isinstance(init, Fit) else init
 
 
+def _check_backend(backend: Backend, log_likelihood: Any, executor: Any, timeout: Any) -> None:
+    """Refuse what makes no sense on a device of this process."""
+    if backend.is_host:
+        return
+    others = {"executor": executor, "timeout": timeout}
+    given = next((name for name, value in others.items() if value is not None), None)
+    if given is not None:
+        msg = (
+            f"`{given}` must be left out with backend={backend.name!r}, got {others[given]!r}: the points of a step go to the device in one call of this process; "
+            "processes and time limits go with backend='numpy'"
+        )
+        raise ValueError(msg)
+    if isinstance(log_likelihood, ShardedLikelihood):
+        msg = (
+            f"a qbvi.ShardedLikelihood has its own workers and goes with backend='numpy', got backend={backend.name!r}"
+        )
+        raise ValueError(msg)
+
+
+def _runs_on(backend: Backend, algorithm: Algorithm, family: Family, model: Model) -> bool:
+    """Whether the whole loop can run on the backend: method, family and prior compute with whatever arrays they are given."""
+    if backend.is_host or not getattr(algorithm, "is_array_api", False) or not isinstance(family, GaussianFamily):
+        return False
+    core = Core(model, family, algorithm, backend)
+    try:
+        with backend.active():
+            u = backend.asarray(np.zeros((2, model.dim)))
+            made = backend.shaped(lambda u: (core.points(u), core.values(u, u[:, 0], u[:, 0] == 0, u[:, 0])), u)
+    except Exception:  # noqa: BLE001 - a prior of SciPy's, or a function of the user's, may fail in any way on other arrays
+        return False
+    return not any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
+
+
 _GAUSSIAN_ONLY = (Regression, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
 
 
 def choose_method(
-    method: str | Algorithm, model: Model, family: Family, batches: Batches | None, tol: float
+    method: str | Algorithm,
+    model: Model,
+    family: Family,
+    batches: Batches | None,
+    tol: float,
+    backend: Backend = HOST,
 ) -> Algorithm:
     """Turn what a user writes for ``method`` into one that can fit this family."""
     many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+    many = many or (not backend.is_host and isinstance(family, GaussianFamily))
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
         raise TypeError(msg)

@@ -1,27 +1,135 @@
-"""The only place where numbers are drawn: how the draws of one step relate to each other.
+"""The only place where numbers are drawn: how the draws of one step relate to each other, and where they come from.
 
-Draws are made on the host by a NumPy generator, so that a seed means the same fit on every backend.
+A `Stream` gives the same draws on every array library and device, inside compiled code too, so that a seed means the same fit on
+each of them. What stays on the host, such as Sobol points, comes from a NumPy generator.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv, ndtri
 from scipy.stats import qmc
 
-__all__ = ["Antithetic", "Draws", "Independent", "Sobol", "orthogonal_pairs"]
+from qbvi.arrays import Array, array_namespace, device
+
+__all__ = [
+    "Antithetic",
+    "Draws",
+    "HostStreams",
+    "Independent",
+    "Sobol",
+    "Source",
+    "Stream",
+    "orthogonal_pairs",
+    "seed_words",
+    "threefry",
+]
+
+
+@dataclass
+class Stream:
+    r"""Standard normals that depend on a seed, a step and nothing else: the same on every array library.
+
+    The counter-based generator Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns
+    the key and the counter ``(i, t)`` into two words, and the Box-Muller transform those into two normals
+
+    .. math:: \sqrt{-2 \log u} \, (\cos v, \sin v), \quad u \in (0, 1), \; v \in [-\pi, \pi).
+
+    The words are the same to the last bit everywhere; the normals as far as the libraries agree on logarithm, sine and cosine. The largest
+    is 6.66.
+
+    Parameters
+    ----------
+    key
+        Two words that tell seeds apart: an int32 array (2,) of the library that is to draw; see `seed_words`.
+    t
+        The step: an integer array (), below 2^24.
+    dtype
+        Of the draws.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = Stream(seed_words(1), np.asarray(0, dtype=np.int32), np.float64).standard_normal((3, 2))
+    >>> z.round(3)
+    array([[-0.449,  0.76 ],
+           [ 0.629, -1.833],
+           [-1.277, -0.346]])
+    """
+
+    key: Array
+    t: Array
+    dtype: Any
+    _calls: int = field(default=0, init=False)  # draws of one step: each call has counters of its own
+
+    def standard_normal(self, shape: tuple[int, ...]) -> Array:
+        """Draw an array of the given shape; a further call draws further numbers."""
+        xp = array_namespace(self.key)
+        call, self._calls = self._calls, self._calls + 1
+        return xp.reshape(self._draw(call, math.prod(shape)), shape)
+
+    def _draw(self, call: int, n: int) -> Array:
+        xp = array_namespace(self.key)
+        return _normals(self.key, xp.reshape(xp.astype(self.t, xp.int32), (1,)), call, n, self.dtype)
+
+
+class HostStreams:
+    """The streams of one key on NumPy, each drawn for several steps at once: there an operation on few numbers costs as much as one on many.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> key = seed_words(1)
+    >>> alone = Stream(key, np.asarray(9, dtype=np.int32), np.float64).standard_normal((2,))
+    >>> bool(np.all(HostStreams(key).at(9).standard_normal((2,)) == alone))
+    True
+    """
+
+    def __init__(self, key: NDArray[np.int32]) -> None:
+        self.key = key
+        self._drawn: dict[tuple[int, int], tuple[int, NDArray[np.float64]]] = {}
+
+    def at(self, t: int) -> Stream:
+        """The stream of step ``t``."""
+        return _Ahead(self.key, t, np.float64, self)
+
+    def draw(self, t: int, call: int, n: int) -> NDArray[np.float64]:
+        """The ``n`` normals of one call of step ``t``."""
+        ahead = _AHEAD if n <= _FEW else 1
+        start, drawn = self._drawn.get((call, n), (t + 1, None))
+        if drawn is None or not start <= t < start + ahead:
+            steps = np.arange(t, t + ahead, dtype=np.int32)
+            start, drawn = t, _normals(self.key, steps, call, n, np.float64)
+            self._drawn[call, n] = start, drawn
+        mine: NDArray[np.float64] = drawn[t - start].copy()
+        return mine
+
+
+@dataclass
+class _Ahead(Stream):
+    streams: HostStreams
+
+    def _draw(self, call: int, n: int) -> Array:
+        return self.streams.draw(self.t, call, n)
+
+
+Source = np.random.Generator | Stream
 
 
 class Draws(ABC):
     """Standard normal draws; rows ``s`` and ``s + n / group_size`` (and so on) depend on each other."""
 
+    on_host: ClassVar[bool] = False  # whether it needs a NumPy generator
+
     @abstractmethod
-    def normal(self, rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
+    def normal(self, rng: Any, n: int, d: int) -> Array:
         """Draw (n, d) standard normals, each row with the right marginal law."""
 
     @abstractmethod
@@ -46,7 +154,7 @@ class Independent(Draws):
     (3, 2)
     """
 
-    def normal(self, rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
+    def normal(self, rng: Source, n: int, d: int) -> Array:
         """Draw (n, d) independent standard normals."""
         return rng.standard_normal((n, d))
 
@@ -67,10 +175,10 @@ class Antithetic(Draws):
     True
     """
 
-    def normal(self, rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
+    def normal(self, rng: Source, n: int, d: int) -> Array:
         """Draw n / 2 standard normals and mirror them."""
         half = rng.standard_normal((n // 2, d))
-        return np.concatenate([half, -half])
+        return array_namespace(half).concat([half, -half])
 
     def group_size(self, n: int) -> int:
         """Two."""
@@ -96,6 +204,8 @@ class Sobol(Draws):
     >>> bool(np.all(np.abs(z.mean(axis=0)) < 0.02))
     True
     """
+
+    on_host: ClassVar[bool] = True
 
     def normal(self, rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
         """Draw n / 2 points from each of two scrambled sequences, as normals."""
@@ -132,6 +242,61 @@ def orthogonal_pairs(rng: np.random.Generator, n: int, d: int) -> NDArray[np.flo
     radii = np.sqrt(2 * gammaincinv(d / 2, strata))
     z = np.concatenate(blocks)[:m] * radii[:, None]
     return np.stack([z, -z], axis=1).reshape(n, d)
+
+
+def seed_words(seed: int | np.random.SeedSequence) -> NDArray[np.int32]:
+    """The key of a `Stream` for a seed: int32 (2,).
+
+    Examples
+    --------
+    >>> seed_words(1).dtype
+    dtype('int32')
+    """
+    sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    return sequence.generate_state(2, np.uint32).view(np.int32)
+
+
+def threefry(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
+    """Threefry-2x32 with 20 rounds: key (2,) and counters (m,), (m,) to random words (m,), (m,), all int32.
+
+    Integers of 32 bits wrap on every library, so the signed ones, which all of them have, do for the unsigned of the definition.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> zero = np.zeros(1, dtype=np.int32)
+    >>> [hex(int(word[0]) % 2**32) for word in threefry(np.zeros(2, dtype=np.int32), zero, zero)]
+    ['0x6b200159', '0x99ba4efe']
+    """
+    keys = (key[:1], key[1:], key[:1] ^ key[1:] ^ _PARITY)
+    x, y = first + keys[0], second + keys[1]
+    for group in range(5):
+        for shift in _ROTATIONS[group % 2]:
+            x = x + y
+            y = ((y << shift) | ((y >> (32 - shift)) & ((1 << shift) - 1))) ^ x
+        x = x + keys[(group + 1) % 3]
+        y = y + keys[(group + 2) % 3] + (group + 1)
+    return x, y
+
+
+_PARITY = 0x1BD11BDA
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_MOST_STEPS = 2**24  # of one stream: the other bits of the counter tell the calls of a step apart
+_AHEAD, _FEW = 8, 20_000  # steps drawn at once on the host, unless they are more than a few numbers each
+
+
+def _normals(key: Array, steps: Array, call: int, n: int, dtype: Any) -> Array:
+    """The ``n`` normals of one call in each of some steps: key (2,), steps (k,) -> (k, n)."""
+    xp = array_namespace(key)
+    i = xp.arange((n + 1) // 2, dtype=xp.int32, device=device(key))[None, :]
+    shape = (steps.shape[0], i.shape[1])
+    t = (steps + call * _MOST_STEPS)[:, None]
+    first, second = threefry(key, xp.broadcast_to(i, shape), xp.broadcast_to(t, shape))
+    # Without its sign a word is exact to the last digit near zero, in float32 too: that is where the tails come from.
+    positive = xp.astype((first >> 1) & 0x7FFFFFFF, dtype)
+    radius = xp.sqrt(-2 * xp.log((positive + 0.5) * 2.0**-31))
+    angle = xp.astype(second, dtype) * (math.pi * 2.0**-31)
+    return xp.concat([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1)[:, :n]
 
 
 _SMALLEST_UNIFORM = 2.0**-33  # half the grid of a 32-bit Sobol point: keeps ndtri finite at both ends

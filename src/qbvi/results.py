@@ -153,6 +153,8 @@ class Report:
         Advice, in plain sentences.
     khat_draws
         How many draws stand behind ``khat``; few draws lower the value up to which it is good.
+    backend
+        Array library, device and dtype that the fit ran on.
 
     Examples
     --------
@@ -174,6 +176,7 @@ class Report:
     method: str = ""
     notes: tuple[str, ...] = ()
     khat_draws: int | None = None
+    backend: str = "numpy on cpu, float64"
 
     @property
     def khat_limit(self) -> float:

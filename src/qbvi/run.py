@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import Algorithm, Info, Values
-from qbvi.arrange import KnownPrior
+from qbvi.algorithm import Algorithm, Values
 from qbvi.arrays import Array, to_numpy
+from qbvi.backends import HOST, Backend
+from qbvi.core import Core, Fresh, Inputs, Made, Told
 from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
-from qbvi.evaluate import Batches, BlackBox, EvaluationError, Evaluations, Failure
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations, Failure
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
-from qbvi.random import Independent
+from qbvi.random import HostStreams, Independent, seed_words
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 from qbvi.threads import one_blas_thread
@@ -35,6 +36,9 @@ _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them ou
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
 _MOST_LOOKS = 5
+_LONGEST = 64  # steps of a compiled chunk
+_CHUNK_BYTES = 2**26  # of all that a chunk keeps of its steps
+_CHUNK_SECONDS = 0.5  # that a chunk may take: in between are progress, Ctrl-C and the clock
 _DISAGREEMENT = 5.0  # standard errors between the last bound and a fresh one that chance does not explain
 
 
@@ -121,11 +125,25 @@ class Snapshot(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """One step as the loop sees it: the q that was left, the q that was reached, and what the draws said."""
+    """One step as the loop sees it, on the host but for the q that was left."""
 
     left: Array
-    reached: Array
-    info: Info
+    h: Floats  # (n,)
+    bound: float
+    gap: float
+    grad_norm: float
+    step: float
+    is_inside: bool
+    mean: Floats
+    sd: Floats
+    seconds: float  # since the start of the run
+
+    @classmethod
+    def of(cls, left: Array, told: Told, seconds: float) -> _Turn:
+        """A step by what was told of it, already on the host."""
+        bound, gap, grad_norm, step, inside = (float(x) for x in told.numbers)
+        h, mean, sd = (to_numpy(x) for x in (told.h, told.mean, told.sd))
+        return cls(left, h, bound, gap, grad_norm, step, inside > 0, mean, sd, seconds)
 
 
 @dataclass
@@ -133,29 +151,38 @@ class Run:
     """Model, family, black box and method, put together.
 
     `requests` is the loop: it yields each `Request`, is sent the function's `Evaluations` there, and returns the `Fit`. `drive` answers from
-    the black box.
+    the black box. On a backend that compiles, steps are made in chunks for which nothing is asked; what is booked of them is the same.
 
     Parameters
     ----------
     on_turn
-        Called before the first step and after each one, with whether it was the last: where a checkpoint takes its `snapshot`.
+        Called before the first step and after each one, or each chunk of them, with whether it was the last: where a checkpoint takes its
+        `snapshot`.
+    backend
+        Whose arrays the loop computes with; with another one than NumPy, ``black_box`` is a `DeviceBox` and ``batches`` are `DeviceBatches`.
+    where
+        What the report says of it.
     """
 
     model: Model
     family: Family
     black_box: BlackBox
-    batches: Batches | None
+    batches: Batches | DeviceBatches | None
     algorithm: Algorithm
     budget: Budget
     seed: int
     callback: Callable[[Iterate], bool | None] | None = None
     on_turn: Callable[[bool], None] | None = None
+    backend: Backend = HOST
+    where: str = ""
 
     def __post_init__(self) -> None:
         # Streams of their own, so that how many numbers one part draws changes nothing for the others.
         streams = np.random.SeedSequence(self.seed).spawn(3)
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
-        self._prior = KnownPrior(self.model, self.family)
+        self._core = Core(self.model, self.family, self.algorithm, self.backend)
+        self._keys = tuple(self.backend.put(seed_words(streams[i])) for i in (0, 2))
+        self._host_streams = HostStreams(seed_words(streams[0]))
         self._history = History(self.algorithm.window)
         self._state: Any = None
         self.number = 0
@@ -193,14 +220,14 @@ class Run:
 
     def snapshot(self) -> Snapshot:
         """What `restore` needs; to be taken in ``on_turn``, where nothing is under way."""
-        history = {name: np.asarray(values) for name, values in vars(self._history).items() if name != "window"}
+        history = {name: np.asarray(values) for name, values in self._history.recorded().items()}
         generators = tuple(dict(rng.bit_generator.state) for rng in (self._draws, self._rows, self._fresh))
         return Snapshot(
             number=self.number,
-            state=self._state,
+            state=self.backend.fetch(self._state),
             generators=generators,
             history=history,
-            kept=self._kept,
+            kept=self.backend.fetch(self._kept),
             dark=self._dark,
             looks=self._looks,
             n_evals=self.black_box.n_evals,
@@ -212,15 +239,12 @@ class Run:
         """Go back to where a snapshot was taken."""
         for rng, state in zip((self._draws, self._rows, self._fresh), snapshot.generators, strict=True):
             rng.bit_generator.state = state
-        for name in (name for name in vars(self._history) if name != "window"):
+        for name in self._history.recorded():
             values = snapshot.history[name]
             setattr(self._history, name, values.tolist() if values.ndim == 1 else list(values))
-        self.number, self._state, self._kept, self._dark = (
-            snapshot.number,
-            snapshot.state,
-            snapshot.kept,
-            snapshot.dark,
-        )
+        self.number, self._dark = snapshot.number, snapshot.dark
+        self._state = self.backend.put(snapshot.state)
+        self._kept = None if snapshot.kept is None else Kept(self.backend.put(snapshot.kept.q), snapshot.kept.h)
         self._looks = snapshot.looks
         self.black_box.n_evals = snapshot.n_evals
         self.black_box.failures[:] = snapshot.failures
@@ -236,33 +260,59 @@ class Run:
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
         if self._state is None:
-            self._state = self.algorithm.init(self.family, self._first(init))
+            with self.backend.active():
+                self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
         stop = self._stop() if len(self._history) else None  # a finished run that was restored ends at once
+        chunks = self._chunks() if stop is None else None
         while True:
             while not stop:
                 self._turned(is_last=False)
-                before = self._draws.bit_generator.state
-                theta = self.algorithm.ask(self.family, self._state, self._draws)
-                stop = self._unaffordable(len(theta))
-                if stop:
-                    self._draws.bit_generator.state = (
-                        before  # with a larger budget the run goes on as if it had not ended
-                    )
-                    break
-                stop = self._take(theta, (yield from self._values(theta, self._rows)), progress)
+                stop = (yield from self._step(progress)) if chunks is None else chunks.advance(self, progress)
             self._turned(is_last=True)
             if not (stop.converged and (yield from self._is_contradicted())):
                 return self._state.q, stop
             assert self._look is not None
             stop = self._take(self._look.theta, self._look.values[0], progress)
 
+    def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
+        """Ask for the points of one step, and take it; say whether it was the last."""
+        before = self._draws.bit_generator.state
+        theta = self._ask()
+        stop = self._unaffordable(len(theta))
+        if stop:
+            self._draws.bit_generator.state = before  # with a larger budget the run goes on as if it had not ended
+            return stop
+        return self._take(theta, (yield from self._values(theta, self._rows)), progress)
+
+    def _ask(self) -> Array:
+        t = len(self._history)
+        if not getattr(self.algorithm, "is_array_api", False) or getattr(self.algorithm, "draws_on_host", False):
+            with self.backend.active():
+                return self.algorithm.ask(self.family, self._state, self._draws)
+        if self.backend.is_host:
+            return self.algorithm.ask(self.family, self._state, self._host_streams.at(t))
+        return self._do(self._core, "ask", self._state, self._keys[0], self.backend.put(np.asarray(t, dtype=np.int32)))
+
+    def _do(self, owner: Any, name: str, *arguments: Any) -> Any:
+        """Call a pure method, compiled where the backend can."""
+        with self.backend.active():
+            return self.backend.compiled(owner, name)(*arguments)
+
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step, and say whether it was the last."""
         turn = self._tell(theta, values)
+        self._book(turn, progress)
+        return self._settle(turn)
+
+    def _book(self, turn: _Turn, progress: Progress) -> None:
+        """Write down what happened in a step."""
         self._record(turn)
         self._keep(turn)
         progress.update(self._history)
-        asked = self._called_back(turn)
+
+    def _settle(self, turn: _Turn) -> Stop | None:
+        """Hear callback and rules after a step."""
+        asked = self._called_back()
         stop = self._stop() or asked
         if not stop:
             _check_domain(turn)
@@ -278,15 +328,22 @@ class Run:
         self._looks += 1
         return not self._look.failed and self._gain(self._look, *_SUSPICION) > 0
 
+    def _chunks(self) -> _Chunks | None:
+        """Compiled steps, where the backend, the method and what is to happen to failures allow for them."""
+        box, policy = self.black_box, self.black_box.on_failure
+        on_host = getattr(self.algorithm, "draws_on_host", False)
+        if not self.backend.is_compiled or on_host or not isinstance(box, DeviceBox) or not isinstance(policy, str):
+            return None
+        return _Chunks.of(self, box)
+
     def _turned(self, is_last: bool) -> None:
         if self.on_turn is not None:
             self.on_turn(is_last)
 
     def _tell(self, theta: Array, values: Values) -> _Turn:
-        left = self._state.q
         with one_blas_thread(), np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
-            self._state, info = self.algorithm.tell(self.family, self._prior.eta, self._state, theta, values)
-        return _Turn(left, self._state.q, info)
+            self._state, told = self._do(self._core, "tell", self._core.eta, self._state, theta, values)
+        return _Turn.of(told.left, self.backend.fetch(told._replace(left=None)), self._seconds())
 
     def _unaffordable(self, n: int) -> Stop | None:
         """Budgets are never overrun: not by a step larger than the last one, and not by the first."""
@@ -300,9 +357,8 @@ class Run:
 
     def _keep(self, turn: _Turn) -> None:
         """Remember the q that would be returned now, with residuals at draws from it."""
-        h = to_numpy(turn.info.h)
-        if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
-            self._kept = Kept(turn.left, h)
+        if turn.h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
+            self._kept = Kept(turn.left, turn.h)
 
     def _chosen(self, reached: Array) -> Kept:
         """The q to return at a proper end."""
@@ -312,10 +368,16 @@ class Run:
 
     def _values(self, theta: Array, rows: np.random.Generator) -> Generator[Request, Evaluations, Values]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
-        request = Request(self.number, self.model.constrain(theta), batch, scale)
-        likelihood, ok, noise_sd = yield request
+        request = Request(self.number, self._do(self._core, "points", theta), batch, scale)
+        evaluations = yield request
         self.number += 1
-        self._dark = 0 if ok.any() else self._dark + 1
+        self._grope(bool(to_numpy(evaluations.ok).any()))
+        values: Values = self._do(self._core, "values", theta, *evaluations)
+        return values
+
+    def _grope(self, is_some: bool) -> None:
+        """Give up after too many steps in a row without one finite value."""
+        self._dark = 0 if is_some else self._dark + 1
         if self._dark >= _DARKEST:
             last = self.black_box.failures[-1]
             msg = (
@@ -323,8 +385,6 @@ class Run:
                 "start where it is finite with `init`, or give the parameters a support that keeps them there"
             )
             raise EvaluationError(msg, last)
-        log_prior = self.model.log_prior(theta)
-        return Values(likelihood + self._prior.remaining(theta), likelihood + log_prior, ok, noise_sd)
 
     def _first(self, init: Any) -> Array:
         loc, scale = self.model.initial()
@@ -346,24 +406,25 @@ class Run:
 
     def _record(self, turn: _Turn) -> None:
         self._history.append(
-            elbo=float(turn.info.bound),
+            elbo=turn.bound,
             n_evals=self.black_box.n_evals,
-            step=float(turn.info.step),
-            grad_norm=float(turn.info.grad_norm),
-            seconds=self._seconds(),
-            mean=to_numpy(self.family.mean(turn.left)),
-            sd=to_numpy(self.family.sd(turn.left)),
-            gap=float(turn.info.gap),
+            step=turn.step,
+            grad_norm=turn.grad_norm,
+            seconds=turn.seconds,
+            mean=turn.mean,
+            sd=turn.sd,
+            gap=turn.gap,
         )
 
     def _stop(self) -> Stop | None:
         rules = (*self.algorithm.stop, self.budget)
         return next((stop for stop in (rule(self._history) for rule in rules) if stop), None)
 
-    def _called_back(self, turn: _Turn) -> Stop | None:
+    def _called_back(self) -> Stop | None:
         if self.callback is None:
             return None
-        mean, cov = to_numpy(self.family.mean(turn.reached)), to_numpy(self.family.cov(turn.reached))
+        q = to_numpy(self._state.q)
+        mean, cov = self.family.mean(q), self.family.cov(q)
         past = self._history
         if self.callback(Iterate(past.n_evals[-1], past.elbo[-1], past.gap[-1], mean, cov)):
             return Stop(False, "stopped by the callback")
@@ -398,21 +459,28 @@ class Run:
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, _Look]:
         groups = min(10, n // 2) if self._is_partial else 1
         failed = len(self.black_box.failures)
-        z = Independent().normal(self._fresh, groups * (n // groups), self.family.dim)
-        theta = self.family.transport(q, z)
+        theta = self._fresh_draws(q, groups * (n // groups))
         values, h = [], []
-        for rows in np.split(np.arange(len(z)), groups):
-            values.append((yield from self._values(theta[rows], self._fresh)))
-            h.append(to_numpy(self.family.residual(q, theta[rows], values[-1].log_joint)))
-        share = (len(self.black_box.failures) - failed) / len(z)
+        for group in range(groups):
+            with self.backend.active():
+                part = theta[group * (n // groups) : (group + 1) * (n // groups), :]
+            values.append((yield from self._values(part, self._fresh)))
+            h.append(to_numpy(self._do(self._core, "residual", q, part, values[-1].log_joint)))
+        share = (len(self.black_box.failures) - failed) / len(theta)
         return _Look(q, theta, values, np.stack(h), share)
+
+    def _fresh_draws(self, q: Array, n: int) -> Array:
+        if not getattr(self.algorithm, "is_array_api", False):
+            return self.family.transport(q, Independent().normal(self._fresh, n, self.family.dim))
+        look = self.backend.put(np.asarray(self._looks, dtype=np.int32))
+        return self._do(Fresh(self._core, n), "draw", q, self._keys[1], look)
 
     def _gain(self, look: _Look, worth: float, chance: float) -> float:
         """Nats that the fresh draws prove to be missing, beyond what was predicted; asked only where they are enough to tell."""
         if look.h.size < 4 * (1 + self.family.size):
             return 0.0
         expected = self._history.gap[-1]
-        features = to_numpy(self.family.features(look.q, look.theta))
+        features = self.family.features(to_numpy(look.q), to_numpy(look.theta))
         return still_to_gain(features, look.h[0], np.fmax(worth, 2 * expected), chance)
 
     def _left(self) -> float:
@@ -463,8 +531,123 @@ class Run:
             seed=self.seed,
             method=repr(self.algorithm),
             notes=(*self._said(), *self._remarks, *notes),
+            backend=self.where or str(self.backend),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+class _Chunks:
+    """Many steps in one compiled program: how many, and what is booked of them."""
+
+    def __init__(self, core: Core, box: DeviceBox, batches: DeviceBatches | None, n: int) -> None:
+        self._core, self._box, self._batches, self._n = core, box, batches, n
+        self._most = 1  # steps of the next chunk, as far as the clock allows
+
+    @classmethod
+    def of(cls, run: Run, box: DeviceBox) -> _Chunks:
+        """Choose how many points go into a call, and how many steps into a chunk."""
+        backend, core, zero = run.backend, run._core, np.asarray(0, dtype=np.int32)
+        batches = run.batches if isinstance(run.batches, DeviceBatches) else None
+        with backend.active():
+            theta = backend.shaped(core.ask, run._state, run._keys[0], backend.put(zero))
+            points = backend.shaped(core.points, theta)
+            box.plan(points, () if batches is None else (batches.example,))
+        each = (run.family.length + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
+        length = 1 if run.callback is not None else max(1, min(_LONGEST, _CHUNK_BYTES // each))
+        assert isinstance(box.on_failure, str)
+        parts = run.model, run.family, run.algorithm, backend
+        return cls(Core(*parts, box.likelihood, box.on_failure, length), box, batches, int(theta.shape[0]))
+
+    def advance(self, run: Run, progress: Progress) -> Stop | None:
+        """Make a chunk of steps, and say whether its last step was the last of all."""
+        stop = run._unaffordable(self._n)
+        if stop:
+            return stop
+        with run.backend.active():
+            turn = self._taken(run, self._steps(run), progress)
+        return run._settle(turn)
+
+    def _taken(self, run: Run, steps: int, progress: Progress) -> _Turn:
+        """Make the steps and book them; return the last."""
+        before, t, start = run._state, len(run._history), run._seconds()
+        inputs = self._inputs(run, steps, t)
+        reached, made = self._made(run, before, steps, inputs)
+        told: Made = run.backend.fetch(made._replace(told=made.told._replace(left=None)))
+        pace = (run._seconds() - start) / steps
+        self._most = min(2 * self._most, self._core.length, max(1, int(_CHUNK_SECONDS / pace)))
+        replay = _Replay(run, self, before, inputs)
+        for i in range(steps):
+            self._box.count(told.raw[i])
+            replay.name(i, told.raw[i])
+            run._grope(bool(np.isfinite(told.raw[i]).any()))
+            turn = _Turn.of(made.told.left[i], _at(told.told, i), start + (i + 1) * pace)
+            if i == steps - 1:
+                run._state = reached
+            run._book(turn, progress)
+            if i < steps - 1:
+                _check_domain(turn)
+        return turn
+
+    def _steps(self, run: Run) -> int:
+        """As many as no rule can speak before, and as the clock allows."""
+        rules = (*run.algorithm.stop, run.budget)
+        soonest = min(getattr(rule, "soonest", _at_once)(run._history) for rule in rules)
+        return max(1, min(self._most, soonest))
+
+    def _inputs(self, run: Run, steps: int, t: int) -> Inputs:
+        rows = None
+        if self._batches is not None and self._batches.is_partial:
+            drawn = [self._batches.rows(run._rows) for _ in range(steps)]
+            rows = np.stack(drawn + drawn[-1:] * (self._core.length - steps))
+        scale = np.asarray(1.0 if self._batches is None else self._batches.scale)
+        there = run.backend.put((np.asarray(t, dtype=np.int32), rows, scale))
+        data = None if self._batches is None else self._batches.data
+        return Inputs(run._keys[0], there[0], run._core.eta, data, there[1], there[2])
+
+    def _made(self, run: Run, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Made]:
+        with run.backend.explained():
+            made: tuple[Any, Made] = run._do(
+                self._core, "advance", state, run.backend.put(np.asarray(steps, dtype=np.int32)), inputs
+            )
+        return made
+
+
+class _Replay:
+    """Names the points of failed evaluations of a chunk, by making its steps again up to the one that asked for them."""
+
+    def __init__(self, run: Run, chunks: _Chunks, state: Any, inputs: Inputs) -> None:
+        self._run, self._chunks, self._inputs = run, chunks, inputs
+        self._state, self._made = state, 0
+
+    def name(self, i: int, raw: NDArray[Any]) -> None:
+        """Keep the failures of step ``i``, or raise the first, as the policy says."""
+        ok = np.isfinite(raw)
+        if ok.all():
+            return
+        run, inputs = self._run, self._inputs
+        ahead = self._later(self._made)
+        self._state, _ = self._chunks._made(run, self._state, i - self._made, ahead)
+        self._made = i
+        theta = run._do(
+            run._core, "ask", self._state, inputs.key, run.backend.put(np.asarray(0, dtype=np.int32)) + inputs.t + i
+        )
+        box = self._chunks._box
+        box.note(box.name(run._do(run._core, "points", theta), raw), ok)
+
+    def _later(self, i: int) -> Inputs:
+        """The inputs as step ``i`` of the chunk sees them."""
+        run, rows = self._run, self._inputs.rows
+        with run.backend.active():
+            later = None if rows is None else run.backend.namespace.roll(rows, -i, axis=0)
+            return self._inputs._replace(t=self._inputs.t + i, rows=later)
+
+
+def _at(told: Told, i: int) -> Told:
+    return Told(None, *(part[i] for part in told[1:]))
+
+
+def _at_once(_: History) -> int:
+    return 1
 
 
 def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
@@ -489,7 +672,7 @@ def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:
 
 
 def _check_domain(turn: _Turn) -> None:
-    if not bool(turn.info.inside):
+    if not turn.is_inside:
         msg = (
             "the plain step left the domain: the new covariance would not be positive definite; take "
             'step="bounded-rate", "exponential" or "retraction", a smaller learning_rate, or more draws'
@@ -498,4 +681,4 @@ def _check_domain(turn: _Turn) -> None:
 
 
 def _trace(history: History) -> Trace:
-    return Trace(**{name: np.asarray(values) for name, values in vars(history).items() if name != "window"})
+    return Trace(**{name: np.asarray(values) for name, values in history.recorded().items()})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,7 @@ class History:
     mean: list[NDArray[np.float64]] = field(default_factory=list)
     sd: list[NDArray[np.float64]] = field(default_factory=list)
     gap: list[float] = field(default_factory=list)
+    _best: tuple[int, int] = (0, 0)  # steps looked at so far, and the best of them
 
     def append(self, **entry: object) -> None:
         """Add one step, and smooth its bound."""
@@ -60,12 +61,25 @@ class History:
 
     @property
     def best(self) -> int:
-        """The step with the best smoothed bound."""
-        return int(np.argmax(np.nan_to_num(self.elbo_smooth, nan=-np.inf)))
+        """The step with the best smoothed bound; the first of several, and of none that is a number."""
+        looked, best = self._best
+        for step in range(looked, len(self)):
+            if self.elbo_smooth[step] > self.elbo_smooth[best] or np.isnan(self.elbo_smooth[best]):
+                best = step if not np.isnan(self.elbo_smooth[step]) else best
+        self._best = len(self), best
+        return best
+
+    def recorded(self) -> dict[str, list[Any]]:
+        """Everything that is recorded of the steps, by name."""
+        return {name: values for name, values in vars(self).items() if name not in ("window", "_best")}
 
 
 class Rule(Protocol):
-    """Anything that reads the history and says when to stop."""
+    """Anything that reads the history and says when to stop.
+
+    A rule may also have ``soonest(history)``: how many steps from now it could speak at the earliest, one or more. So many can be made
+    in one compiled chunk; without it, one.
+    """
 
     def __call__(self, history: History) -> Stop | None:
         """Return how to stop, or None to go on."""
@@ -92,6 +106,11 @@ class Patience:
         if not len(history) or len(history) - 1 - history.best < self.patience:
             return None
         return Stop(True, f"the smoothed lower bound did not improve for {self.patience} iterations")
+
+    def soonest(self, history: History) -> int:
+        """When the patience is over if nothing improves."""
+        since = len(history) - 1 - history.best if len(history) else -1
+        return max(1, self.patience - since)
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,10 @@ class ParameterChange:
             True, f"no parameter changed by more than {self.tol:g} standard deviations in {self.steps} iterations"
         )
 
+    def soonest(self, history: History) -> int:
+        """When there are enough steps to compare."""
+        return max(1, self.steps + 1 - len(history))
+
 
 @dataclass(frozen=True)
 class MaxIterations:
@@ -188,6 +211,10 @@ class MaxIterations:
         if len(history) < self.iterations:
             return None
         return Stop(False, f"{self.iterations} iterations were made while the bound could still rise")
+
+    def soonest(self, history: History) -> int:
+        """When they are made."""
+        return max(1, self.iterations - len(history))
 
 
 @dataclass(frozen=True)
@@ -221,6 +248,16 @@ class Budget:
         if self.max_time is not None and history.seconds[-1] >= self.max_time:
             return Stop(False, f"the {self.max_time:g} seconds allowed were over before the fit settled")
         return None
+
+    def soonest(self, history: History) -> int:
+        """When evaluations or seconds run out at the pace of the last step."""
+        if not len(history):
+            return 1
+        cost = history.n_evals[-1] - (history.n_evals[-2] if len(history) > 1 else 0)
+        pace = history.seconds[-1] - (history.seconds[-2] if len(history) > 1 else 0.0)
+        left = [] if self.max_evals is None else [(self.max_evals - self.reserve - history.n_evals[-1]) / max(cost, 1)]
+        left += [] if self.max_time is None else [(self.max_time - history.seconds[-1]) / max(pace, 1e-9)]
+        return max(1, int(min([*left, 1e9])))
 
     def spent(self) -> Stop:
         """How a fit ends that has no evaluations left."""

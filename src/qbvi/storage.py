@@ -25,7 +25,7 @@ _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands keep beside a fit
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
-_WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws")
+_WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 
 
 def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:

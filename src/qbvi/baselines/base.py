@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ class Baseline:
     stop: Sequence[Rule | str] = ("patience", "max-iterations")
     window: int = 30
     keep: str = "best"
+    is_array_api: ClassVar[bool] = False
     initial_sd: float | None = math.sqrt(0.1)
     n_fresh: int = 1000
 

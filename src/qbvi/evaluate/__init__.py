@@ -4,14 +4,18 @@ from qbvi.evaluate.batches import Batches
 from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
 from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure, OnFailure
+from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost
 from qbvi.evaluate.sharded import ShardedLikelihood
 
 __all__ = [
     "Batches",
     "BlackBox",
+    "DeviceBatches",
+    "DeviceBox",
     "EvaluationError",
     "Evaluations",
     "Failure",
+    "FromHost",
     "OnFailure",
     "Outcome",
     "ShardedLikelihood",

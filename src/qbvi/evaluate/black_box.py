@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qbvi.evaluate.calls import Calls, Outcome, Points, ShapeError, blocks_of, count, number_of, rows
 from qbvi.evaluate.failures import Failure, OnFailure, check_on_failure, treatment_of
 
-__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner"]
+__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -41,9 +41,9 @@ class EvaluationError(RuntimeError):
 class Evaluations(NamedTuple):
     """Values of the log-likelihood at n points, finite everywhere, and which of them the function really gave."""
 
-    values: Floats  # (n,)
-    ok: NDArray[np.bool_]  # (n,)
-    noise_sd: Floats  # (n,) standard deviation of each value, where the function returns it; else zero
+    values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop is on
+    ok: Any  # (n,) truth values
+    noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
 
 
 class Runner(Protocol):
@@ -125,7 +125,7 @@ class BlackBox:
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if is_first:
-            _warn_if_not_a_log(raw[np.isfinite(raw)])
+            warn_if_not_a_log(raw[np.isfinite(raw)])
         return self._settle(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
     def _evaluated(
@@ -244,7 +244,8 @@ def _replacement(treatment: Callable[[Failure], float], failure: Failure) -> flo
         raise TypeError(msg) from None
 
 
-def _warn_if_not_a_log(values: Floats) -> None:
+def warn_if_not_a_log(values: Floats) -> None:
+    """Say so where the values of the first step look like densities."""
     if values.size > 1 and np.all((values > 0) & (values < 1)):
         msg = (
             f"all {values.size} values of the first step lie between 0 and 1: is `log_likelihood` a likelihood? "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,7 @@ class Regression:
     n_fresh: int = 100
     window: int = 1
     keep: str = "last"
+    is_array_api: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("tol", "initial_scale"):

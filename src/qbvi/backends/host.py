@@ -1,0 +1,68 @@
+"""NumPy: the default, and the only library that qbvi cannot do without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import array_api_compat.numpy
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array
+from qbvi.backends.base import Backend, BackendError, no_such_device
+
+__all__ = ["HOST", "Host"]
+
+
+@dataclass(frozen=True)
+class Host(Backend):
+    """NumPy in this process.
+
+    Examples
+    --------
+    >>> str(Host.find(None, "float64"))
+    'numpy on cpu, float64'
+    """
+
+    name: ClassVar[str] = "numpy"
+    is_host: ClassVar[bool] = True
+
+    @classmethod
+    def find(cls, device: Any, dtype: str) -> Host:
+        """NumPy in float64 on the CPU; nothing else is offered."""
+        if device not in (None, "cpu"):
+            raise no_such_device("numpy", device, ["cpu"])
+        if dtype != "float64":
+            msg = f"`dtype` must be 'float64' with backend='numpy', got {dtype!r}; single precision pays with backend='jax' or 'torch'"
+            raise BackendError(msg)
+        return cls("cpu", dtype)
+
+    @property
+    def namespace(self) -> Any:
+        """NumPy."""
+        return array_api_compat.numpy
+
+    def owns(self, value: Any) -> bool:
+        """Whether it is a NumPy array or scalar."""
+        return isinstance(value, np.ndarray | np.generic)
+
+    def device_of(self, array: Array) -> str:
+        """The CPU."""
+        return "cpu"
+
+    def upload(self, array: NDArray[Any]) -> Array:
+        """Nothing to do."""
+        return array
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """Nothing to do."""
+        return np.asarray(array)
+
+    def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """One call after the other."""
+        return lambda points: np.stack([function(point) for point in points])
+
+
+HOST = Host("cpu", "float64")

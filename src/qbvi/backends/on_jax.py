@@ -1,0 +1,156 @@
+"""JAX: many steps in one compiled program, on CPU, GPU or TPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array
+from qbvi.backends.base import Backend, count, host_memory, mapped_tree, no_such_device, sliced
+
+__all__ = ["OnJax"]
+
+_SHARE = 0.4  # of the free memory that intermediate results of one call may take
+
+
+@dataclass(frozen=True)
+class OnJax(Backend):
+    """JAX on one of its devices.
+
+    Double precision holds inside of `active` alone: the user's own settings stay as they are.
+    """
+
+    name: ClassVar[str] = "jax"
+    is_compiled: ClassVar[bool] = True
+
+    @classmethod
+    def find(cls, device: Any, dtype: str) -> OnJax:
+        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``."""
+        if device is None or isinstance(device, jax.Device):
+            return cls(device or jax.devices()[0], dtype)
+        platform, _, number = str(device).partition(":")
+        try:
+            found = jax.devices(platform)
+            return cls(found[int(number or 0)], dtype)
+        except (RuntimeError, ValueError, IndexError):
+            raise no_such_device("jax", device, _names()) from None
+
+    @property
+    def namespace(self) -> Any:
+        """jax.numpy."""
+        return jnp
+
+    def active(self) -> AbstractContextManager[Any]:
+        """With 64 bits where they were asked for, and new arrays on the device."""
+        return _active(self.device, self.dtype)
+
+    def owns(self, value: Any) -> bool:
+        """Whether it is a JAX array, or stands for one while a function is compiled."""
+        return isinstance(value, jax.Array)
+
+    def device_of(self, array: Array) -> Any:
+        """Its device; None for what stands for an array."""
+        if isinstance(array, jax.core.Tracer):
+            return None
+        devices = list(array.devices())
+        return devices[0] if len(devices) == 1 else self.device
+
+    def upload(self, array: NDArray[Any]) -> Array:
+        """Put it on the device."""
+        return jax.device_put(array, self.device)
+
+    def to_host(self, array: Array) -> NDArray[Any]:
+        """Wait for it, and copy it."""
+        return np.asarray(array)
+
+    def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """``jax.vmap``."""
+        mapped: Callable[[Any], Any] = jax.vmap(function)
+        return mapped
+
+    def in_blocks(self, function: Callable[[Any], Any], points: Any, block: int) -> Any:
+        """``lax.map`` over whole blocks, and a call for the rest."""
+        n = count(points)
+        whole = n // block * block
+        stacked = mapped_tree(lambda x: jnp.reshape(x[:whole], (whole // block, block, *x.shape[1:])), points)
+        parts = [jnp.reshape(part, (whole,)) for part in jax.lax.map(function, stacked)]
+        if whole == n:
+            return tuple(parts)
+        rest = function(sliced(points, whole, n))
+        return tuple(jnp.concatenate(pair) for pair in zip(parts, rest, strict=True))
+
+    def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
+        """What the compiler plans for the intermediate results of a call."""
+        plan = jax.jit(function).lower(points, batch).compile().memory_analysis()
+        return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
+
+    def free_bytes(self) -> float:
+        """A share of what the device has left; of the machine's memory for a CPU."""
+        told = self.device.memory_stats() or {}
+        left = told["bytes_limit"] - told["bytes_in_use"] if "bytes_limit" in told else host_memory()
+        return _SHARE * left
+
+    def explain(self, error: Exception) -> str | None:
+        """Arrays of NumPy, decisions by values, arrays on several devices."""
+        if isinstance(error, jax.errors.TracerArrayConversionError):
+            return (
+                "`log_likelihood` must compute with jax.numpy when backend='jax', but hands its argument to NumPy; replace np. by jnp., or leave "
+                "`backend` out: plain Python functions need none"
+            )
+        if isinstance(error, jax.errors.ConcretizationTypeError):
+            return (
+                "`log_likelihood` must not decide by values when backend='jax', where it is compiled: take jnp.where or jax.lax.cond in place of `if`, "
+                "or leave `backend` out"
+            )
+        if "incompatible devices" in str(error):
+            return f"`log_likelihood` and `data` must have all their arrays on {self.device}, which is where the fit is: move them with jax.device_put, or pass `device`"
+        return None
+
+    def repeated(
+        self, step: Callable[[Any, Array], tuple[Any, Any]], carry: Any, steps: Array, length: int
+    ) -> tuple[Any, Any]:
+        """Apply ``step(carry, i)`` for the first ``steps`` of ``length`` indices: the last carry, and what each step made, stacked."""
+        made = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, carry, steps)[1])
+
+        def turn(carry: Any, i: Array) -> tuple[Any, Any]:
+            return jax.lax.cond(i < steps, lambda c: step(c, i), lambda c: (c, made), carry)  # type: ignore[no-any-return]
+
+        return jax.lax.scan(turn, carry, jnp.arange(length))  # type: ignore[no-any-return]
+
+    def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
+        """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
+        return _jitted(owner, name)
+
+    def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``jax.eval_shape``: nothing is computed or compiled."""
+        return jax.eval_shape(function, *arguments)
+
+
+_MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
+
+
+@lru_cache(maxsize=_MOST_FUNCTIONS)
+def _jitted(owner: Any, name: str) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = jax.jit(getattr(owner, name))
+    return compiled
+
+
+@contextmanager
+def _active(device: Any, dtype: str) -> Iterator[None]:
+    precision = jax.enable_x64(True) if dtype == "float64" else nullcontext()
+    with precision, jax.default_device(device):
+        yield
+
+
+def _names() -> list[str]:
+    """All devices as a user may write them."""
+    found = [jax.devices(platform) for platform in {device.platform for device in jax.devices()} | {"cpu"}]
+    return [f"{device.platform}:{i}" for devices in found for i, device in enumerate(devices)]

@@ -1,0 +1,358 @@
+"""The user's function on a backend: arrays of its library in and out, in calls that fit into its memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arrays import Array, array_namespace
+from qbvi.backends import HOST, Backend, BackendError
+from qbvi.backends.base import count, leaves, mapped_tree
+from qbvi.evaluate.batches import Batches
+from qbvi.evaluate.black_box import BlackBox, Evaluations, warn_if_not_a_log
+from qbvi.evaluate.calls import Outcome, Points, ShapeError, row
+from qbvi.evaluate.failures import Failure
+
+__all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "settled"]
+
+
+class Identity:
+    """Stands for an object in keys of what was compiled: by its own equality where it has a hash, else by being the same."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        try:
+            self._hash = hash(value)
+            self._by_value = True
+        except TypeError:
+            self._hash, self._by_value = id(value), False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Identity) or self._by_value != other._by_value:
+            return False
+        return self.value is other.value or (self._by_value and bool(self.value == other.value))
+
+
+@dataclass(frozen=True)
+class DeviceFunction:
+    """A log-likelihood as a function of stacked points on a backend: values and noise of n points, checked.
+
+    Parameters
+    ----------
+    function
+        The user's.
+    vectorized
+        Whether it takes stacked points; otherwise the backend maps it.
+    backend
+        Whose arrays it is given and has to return.
+    block
+        Most points of one call; None for all of them.
+    """
+
+    function: Identity
+    vectorized: bool
+    backend: Backend
+    block: int | None = None
+
+    def __call__(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
+        """Values (n,) and the standard deviations of their noise (n,)."""
+        if self.block is None or count(points) <= self.block:
+            return self.at_once(points, batch)
+        values, noise_sd = self.backend.in_blocks(lambda part: self.at_once(part, batch), points, self.block)
+        return values, noise_sd
+
+    def at_once(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
+        """The same in one call, however many points there are."""
+        call, n = self.function.value, count(points)
+        with self.backend.explained():
+            if self.vectorized:
+                return self._numbers(call(points, *batch), (n,))
+            values, noise_sd = self.backend.mapped(lambda point: self._numbers(call(point, *batch), ()))(points)
+            return values, noise_sd
+
+    def _numbers(self, returned: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """A value, or a value and the standard deviation of its noise, as arrays of the backend."""
+        value, sd = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+        array = self._checked(value, shape)
+        xp = array_namespace(array)
+        return array, xp.zeros_like(array) if sd is None else self._checked(sd, shape)
+
+    def _checked(self, value: Any, shape: tuple[int, ...]) -> Array:
+        if isinstance(value, float):
+            value = self.backend.asarray(np.full(shape, value))
+        if not self.backend.owns(value):
+            raise ShapeError(_another_library(self.backend, value))
+        if not ("float" in str(value.dtype)):
+            msg = f"`log_likelihood` must return floating-point numbers, got {value.dtype}; a sum of integers or of truth values is no log-likelihood yet"
+            raise ShapeError(msg)
+        xp = array_namespace(value)
+        if shape == () and math.prod(value.shape) == 1:
+            value = xp.reshape(value, ())
+        if tuple(value.shape) != shape:
+            raise ShapeError(_wrong_shape(tuple(value.shape), shape))
+        return xp.astype(value, getattr(xp, self.backend.dtype))
+
+
+def settled(policy: str, values: Array, ok: Array) -> tuple[Array, Array]:
+    """Values (n,) with those of failed points replaced as ``on_failure`` says, and which are then fine: as `BlackBox` does, without a branch.
+
+    Examples
+    --------
+    >>> settled("floor", np.array([-1.0, np.nan, -3.0]), np.array([True, False, True]))
+    (array([-1., -5., -3.]), array([ True,  True,  True]))
+    """
+    xp = array_namespace(values)
+    if policy == "raise":
+        return values, ok
+    number = xp.sum(xp.astype(ok, values.dtype))
+    if policy == "exclude":  # an excluded point takes the others' mean: it pulls nowhere and stays in the denominator
+        return xp.where(ok, values, xp.sum(xp.where(ok, values, xp.zeros_like(values))) / number), ok
+    infinite = xp.full_like(values, xp.inf)
+    low, high = xp.min(xp.where(ok, values, infinite)), xp.max(xp.where(ok, values, -infinite))
+    floor = low - xp.maximum(high - low, xp.ones_like(low))
+    some = number > 0
+    return xp.where(ok, values, xp.where(some, floor, xp.full_like(floor, xp.nan))), xp.where(ok, ok, some)
+
+
+@dataclass
+class DeviceBox(BlackBox):
+    """A `BlackBox` whose points and values stay on a backend; failures alone are brought to the host, to be named."""
+
+    backend: Backend = HOST
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        block = None if isinstance(self.vectorized, bool) else self.vectorized
+        self.likelihood = DeviceFunction(Identity(self.function), bool(self.vectorized), self.backend, block)
+
+    def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
+        """Choose how many points a call may have; ``points`` need only have shapes."""
+        if self.likelihood.block is None:
+            needed = _bytes_per_point(self.likelihood, points, batch)
+            most = self.backend.free_bytes() / needed if needed else math.inf
+            self.likelihood = replace(self.likelihood, block=None if most >= count(points) else max(1, int(most)))
+
+    def __call__(
+        self,
+        points: Points,
+        *batch: Any,
+        scale: float = 1.0,
+        known: Mapping[int, Outcome] | None = None,
+        on_done: Callable[[int, Outcome], None] | None = None,
+    ) -> Evaluations:
+        """Evaluate at stacked points of the backend; the answer is of the backend too."""
+        with self.backend.active():
+            return self._answered(points, batch, scale)
+
+    def _answered(self, points: Points, batch: tuple[Any, ...], scale: float) -> Evaluations:
+        raw, noise_sd = self.raw(points, batch)
+        xp = array_namespace(raw)
+        values, ok = raw * scale, xp.isfinite(raw)
+        told = self.backend.to_host(raw)
+        self.count(told)
+        if np.isfinite(told).all():
+            return Evaluations(values, ok, noise_sd * scale)
+        failures = self.name(points, told)
+        if not isinstance(self.on_failure, str):
+            evaluated = Evaluations(told * scale, np.isfinite(told), self.backend.to_host(noise_sd) * scale)
+            on_host = self._settle(evaluated, failures, scale)
+            return Evaluations(*(self.backend.asarray(part) for part in on_host))
+        self.note(failures, np.isfinite(told))
+        return Evaluations(*settled(self.on_failure, values, ok), noise_sd * scale)
+
+    def count(self, raw: NDArray[Any]) -> None:
+        """Count the evaluations of a step, and look at the first ones."""
+        if self.n_evals == 0:
+            warn_if_not_a_log(raw[np.isfinite(raw)])
+        self.n_evals += len(raw)
+
+    def name(self, points: Any, raw: NDArray[Any]) -> dict[int, Failure]:
+        """The failures among n points, by row."""
+        host = self.backend.fetch(points)
+        return {int(i): _failure(row(host, int(i)), float(raw[i])) for i in np.flatnonzero(~np.isfinite(raw))}
+
+    def note(self, failures: Mapping[int, Failure], ok: NDArray[np.bool_]) -> None:
+        """Keep failures; raise the first where the policy says so."""
+        self.failures.extend(failures.values())
+        if self.on_failure == "raise":
+            raise self._error(next(iter(failures.values())), dict(failures), ok)
+
+    def raw(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
+        """Values (n,) and noise (n,) as the function returns them.
+
+        Calls are halved as long as the device has no memory for them, and that is remembered.
+        """
+        if not self.backend.is_compiled:  # what the function does to its argument is its own affair
+            points = mapped_tree(lambda x: array_namespace(x).asarray(x, copy=True), points)
+        while True:
+            try:
+                with self.backend.explained():
+                    values, noise_sd = self.backend.compiled(self.likelihood, "__call__")(points, batch)
+                return values, noise_sd
+            except Exception as error:
+                block = min(self.likelihood.block or count(points), count(points)) // 2
+                if not self.backend.is_out_of_memory(error) or block < 1:
+                    raise
+                self.likelihood = replace(self.likelihood, block=block)
+
+
+class FromHost:
+    """A function on a backend for a loop on the host: NumPy arrays in and out, stacked.
+
+    Where calls are compiled, points are padded to a few sizes, so that steps of many sizes do not mean as many compilations.
+    """
+
+    def __init__(self, function: Callable[..., Any], vectorized: bool | int, backend: Backend) -> None:
+        self._box = DeviceBox(function, vectorized, backend=backend)
+        self._backend = backend
+
+    def __call__(self, points: Any, *batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Values (n,) and the standard deviations of their noise (n,)."""
+        n = count(points)
+        with self._backend.active():
+            padded = mapped_tree(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
+            there = self._backend.put(padded)
+            self._box.plan(there, batch)
+            values, noise_sd = self._box.raw(there, batch)
+            return self._backend.to_host(values)[:n], self._backend.to_host(noise_sd)[:n]
+
+    def _size(self, n: int) -> int:
+        """The next of 1, 2, 3, 4, 6, 8, 12, 16 ..."""
+        if not self._backend.is_compiled:
+            return n
+        power = 1 << (n - 1).bit_length()
+        return power * 3 // 4 if power > 3 and n <= power * 3 // 4 else power
+
+
+@dataclass(frozen=True)
+class DeviceBatches:
+    """The data on a backend, whole or in mini-batches whose rows are drawn on the host, so that they are the same everywhere.
+
+    Parameters
+    ----------
+    batches
+        As the user gave them.
+    backend
+        Where the data are to be.
+    """
+
+    batches: Batches
+    backend: Backend
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a batch is less than all of the data."""
+        return self.batches.is_partial
+
+    @property
+    def scale(self) -> float:
+        """The factor N / M."""
+        size = self.batches.batch_size if self.is_partial else None
+        return 1.0 if size is None else self.batches.n_rows / size
+
+    @cached_property
+    def data(self) -> Any:
+        """The data, there."""
+        data = _arrays(self.batches.data)
+        for part in leaves(data):
+            self._check(part)
+        return self.backend.put(data)
+
+    @property
+    def example(self) -> Any:
+        """What a step might be given."""
+        if not self.is_partial:
+            return self.data
+        assert self.batches.batch_size is not None
+        with self.backend.active():
+            return mapped_tree(lambda part: part[: self.batches.batch_size, ...], self.data)
+
+    def draw(self, rng: np.random.Generator) -> tuple[Any, float]:
+        """Return the rows for one step, and the factor N / M."""
+        if not self.is_partial:
+            return self.data, self.scale
+        with self.backend.active():
+            return taken(self.data, self.backend.upload(self.rows(rng))), self.scale
+
+    def rows(self, rng: np.random.Generator) -> NDArray[np.int32]:
+        """Numbers of the rows of one step, in the order in which `Batches.draw` draws them."""
+        assert self.batches.batch_size is not None
+        return rng.choice(self.batches.n_rows, self.batches.batch_size, replace=False).astype(np.int32)
+
+    def _check(self, part: Any) -> None:
+        if self.backend.owns(part) and self.backend.device_of(part) not in (self.backend.device, None):
+            there = self.backend.device_of(part)
+            msg = f"`data` must be where the fit is, on {self.backend.device}, got an array on {there}: pass device={str(there)!r}, or move the data"
+            raise BackendError(msg)
+        if not self.backend.owns(part) and not hasattr(part, "__array__"):
+            raise BackendError(
+                _another_library(self.backend, part).replace("`log_likelihood` must return", "`data` must be")
+            )
+
+
+def taken(data: Any, rows: Array) -> Any:
+    """Some rows of arrays in a tree."""
+    return mapped_tree(lambda part: array_namespace(part).take(part, rows, axis=0), data)
+
+
+_MEASURED: dict[Any, float] = {}  # bytes for each point, by function and shapes
+_MOST_MEASURED = 64
+
+
+def _bytes_per_point(function: DeviceFunction, points: Any, batch: tuple[Any, ...]) -> float:
+    key = function, tuple((tuple(x.shape), str(x.dtype)) for x in leaves((points, batch)))
+    if key not in _MEASURED:
+        if len(_MEASURED) >= _MOST_MEASURED:
+            del _MEASURED[next(iter(_MEASURED))]
+        with function.backend.explained():
+            _MEASURED[key] = function.backend.bytes_per_point(function.at_once, points, batch)
+    return _MEASURED[key]
+
+
+def _failure(point: Any, value: float) -> Failure:
+    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
+    return Failure(point, kind, f"returned {value}")
+
+
+def _arrays(data: Any) -> Any:
+    """The data with an array in place of every frame, series or list of numbers."""
+    if isinstance(data, dict):
+        return {name: _array(part) for name, part in data.items()}
+    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
+        return type(data)(_array(part) for part in data)
+    return _array(data)
+
+
+def _array(part: Any) -> Any:
+    if hasattr(part, "iloc"):
+        return part.to_numpy()
+    return np.asarray(part) if isinstance(part, list | tuple) else part
+
+
+def _another_library(backend: Backend, value: Any) -> str:
+    kind = type(value)
+    return (
+        f"`log_likelihood` must return arrays of {backend.name}, which is what it is given, got {kind.__module__.partition('.')[0]}.{kind.__name__}; "
+        f"compute with {backend.name} throughout, or leave `backend` out for a function of NumPy arrays"
+    )
+
+
+def _wrong_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    if expected == ():
+        return (
+            f"`log_likelihood` must return one number for each point, got an array of shape {shape}; "
+            "sum over the observations, or pass vectorized=True if it takes many points at once"
+        )
+    return (
+        f"`log_likelihood` must return shape {expected} for {expected[0]} points, got {shape}; "
+        "sum over the observations only, or pass vectorized=False for a function of one point"
+    )
