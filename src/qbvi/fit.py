@@ -159,7 +159,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
     loop = library if _runs_on(library, algorithm, posterior, model) else HOST
     if not library.is_host and batches is not None:
-        batches = DeviceBatches(batches, library)
+        batches = batches.on(library) if isinstance(batches, LoaderBatches) else DeviceBatches(batches, library)
     if not library.is_host and loop.is_host:  # only the calls go to the backend, and back
         vectorized, log_likelihood = vectorized or True, FromHost(log_likelihood, vectorized, library)
 

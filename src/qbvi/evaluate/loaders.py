@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from qbvi.backends import HOST, Backend
+from qbvi.backends.base import mapped_tree
 from qbvi.evaluate.batches import n_rows_of
 
 __all__ = ["LoaderBatches", "is_loader"]
@@ -38,10 +40,12 @@ class LoaderBatches:
     ----------
     loader
         A ``torch.utils.data.DataLoader`` over a data set that has a length.
+    backend
+        Where batches are wanted. On NumPy they stay the tensors that they are.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, backend: Backend = HOST) -> None:
+        self.loader, self.backend = loader, backend
         self.n_rows = _n_rows(loader)
         self.is_partial = _n_batches(loader) > 1
         self._epoch: Iterator[Any] | None = None
@@ -59,7 +63,18 @@ class LoaderBatches:
             if batch is None:
                 self._epoch = iter(self.loader)
                 batch = next(self._epoch)
-        return batch, self.n_rows / n_rows_of(batch)
+        return mapped_tree(self._there, batch), self.n_rows / n_rows_of(batch)
+
+    def on(self, backend: Backend) -> LoaderBatches:
+        """The same batches for a fit on a backend: those of a step are copied to its device, and no others."""
+        if backend.name != "torch":
+            msg = f"`data` can be a DataLoader with backend='torch' or 'numpy', got backend={backend.name!r}; pass arrays, with batch_size"
+            raise ValueError(msg)
+        return LoaderBatches(self.loader, backend)
+
+    def _there(self, part: Any) -> Any:
+        is_tensor = not self.backend.is_host and self.backend.owns(part)
+        return part.to(self.backend.device, non_blocking=True) if is_tensor else part
 
 
 def _n_rows(loader: Any) -> int:
