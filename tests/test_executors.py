@@ -65,7 +65,7 @@ EXECUTORS = {
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*")  # of a process with threads: Python and JAX warn
 def test_executors_of_the_standard_library_are_used_and_left_open(kind, serial):
     with EXECUTORS[kind]() as executor:
         assert_same(qbvi.fit(Target(), PRIOR, seed=1, executor=executor), serial)
@@ -186,7 +186,7 @@ def test_failures_name_the_worker_that_met_them():
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*")  # of a process with threads: Python and JAX warn
 def test_failures_in_other_processes_name_their_numbers(method):
     context = multiprocessing.get_context(method)
     with ProcessPoolExecutor(1, mp_context=context) as one, open_runner(Calls(Faulty("nan", 100)), one) as runner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat
@@ -10,7 +11,17 @@ from numpy.typing import NDArray
 
 Array = Any
 
-__all__ = ["Array", "array_namespace", "device", "pack_symmetric", "to_numpy", "unpack_symmetric"]
+__all__ = [
+    "Array",
+    "array_namespace",
+    "call_traced",
+    "device",
+    "is_traced",
+    "pack_symmetric",
+    "refuse_traced",
+    "to_numpy",
+    "unpack_symmetric",
+]
 
 device = array_api_compat.device
 
@@ -30,10 +41,44 @@ def array_namespace(*arrays: Array) -> Any:
 def to_numpy(array: Array) -> NDArray[np.float64]:
     """Copy an array of any library to a float64 NumPy array on the host."""
     if array_api_compat.is_torch_array(array):
-        array = array.detach().cpu()
+        array = array.detach().cpu().numpy()
     elif array_api_compat.is_cupy_array(array):
         array = array.get()
     return np.array(array, dtype=np.float64)
+
+
+def is_traced(array: Array) -> bool:
+    """Whether this is the stand-in for an array in a function that JAX is compiling: it has a shape but no values yet."""
+    if not array_api_compat.is_jax_array(array):
+        return False
+    import jax
+
+    return isinstance(array, jax.core.Tracer)
+
+
+def call_traced(name: str, function: Callable[[Array], Any], points: Array, *, vectorized: bool) -> Array:
+    """Make a user's function part of the code that JAX is compiling: points (n, ...) -> (n, ...).
+
+    It must be written in jax.numpy for that; one that asks for values is refused by ``name``.
+    """
+    import jax
+
+    try:
+        values = (function if vectorized else jax.vmap(function))(points)
+        return jax.numpy.asarray(values, dtype=points.dtype)
+    except jax.errors.JAXTypeError as error:
+        msg = f"{name} must be written in jax.numpy to be compiled by JAX, got a function that asks for values; rewrite it, or fit with backend='numpy'"
+        raise TypeError(msg) from error
+
+
+def refuse_traced(name: str, array: Array) -> None:
+    """Refuse, by name, to be part of the code that JAX is compiling."""
+    if is_traced(array):
+        msg = (
+            f"{name} is computed by SciPy on the host and cannot be compiled by JAX; "
+            "fit with backend='numpy', or write its log-density in jax.numpy: qbvi.LogPrior(f, shape=..., support=...)"
+        )
+        raise TypeError(msg)
 
 
 def pack_symmetric(matrix: Array) -> Array:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import helmert
 
-from qbvi.arrays import Array, array_namespace, device, to_numpy
+from qbvi.arrays import Array, array_namespace, call_traced, device, is_traced, to_numpy
 
 __all__ = [
     "SUPPORTS",
@@ -402,18 +402,18 @@ class PositiveDefinite(Support):
         return x.ndim >= 2 and x.shape[-1] == x.shape[-2] and bool(np.all(self.holds(x, strict=strict)))
 
     @staticmethod
-    def holds(x: NDArray[np.float64], *, strict: bool = False) -> NDArray[np.bool_]:
+    def holds(x: Array, *, strict: bool = False) -> Array:
         """`contains` for each matrix on its own, by eigenvalues with the diagonal scaled to one: (..., p, p) -> (...)."""
-        finite = np.all(np.isfinite(x), axis=(-2, -1))
-        x = np.where(finite[..., None, None], x, 0.0)
-        diagonal = np.diagonal(x, axis1=-2, axis2=-1)
-        sd = np.sqrt(np.maximum(np.abs(diagonal), np.finfo(np.float64).tiny))
+        xp = array_namespace(x)
+        finite = xp.all(xp.isfinite(x), axis=(-2, -1))
+        x = xp.where(finite[..., None, None], x, xp.zeros_like(x))
+        sd = xp.sqrt(xp.clip(xp.abs(xp.linalg.diagonal(x)), float(xp.finfo(x.dtype).smallest_normal), None))
         with np.errstate(over="ignore"):
-            scaled = np.clip(x / sd[..., :, None] / sd[..., None, :], -2.0, 2.0)
-        symmetric = np.all(np.abs(scaled - np.swapaxes(scaled, -1, -2)) <= 1e-6, axis=(-2, -1))
-        smallest = np.linalg.eigvalsh(scaled)[..., 0]
+            scaled = xp.clip(x / sd[..., :, None] / sd[..., None, :], -2.0, 2.0)
+        symmetric = xp.all(xp.abs(scaled - xp.matrix_transpose(scaled)) <= 1e-6, axis=(-2, -1))
+        smallest = xp.linalg.eigvalsh(scaled)[..., 0]
         definite = smallest > 1e-14 if strict else smallest >= -1e-8
-        return np.asarray(finite & symmetric & definite)
+        return finite & symmetric & definite
 
     def constrained_shape(self, shape: Shape) -> Shape:
         """The matrices whose entries on and below the diagonal lie along the last axis."""
@@ -486,7 +486,7 @@ class WholeNumbers(Elementwise):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Bijection(Support):
-    """The user's own map from R^k, given by NumPy functions.
+    """The user's own map from R^k, given by NumPy functions; by functions of jax.numpy where JAX compiles the fit.
 
     Parameters
     ----------
@@ -552,21 +552,20 @@ class Bijection(Support):
 
     def constrain(self, u: Array, shape: Shape) -> Array:
         """The user's ``forward``, through NumPy."""
-        return like(u, self._call("forward", self.forward, to_numpy(u), shape))
+        return self._call("forward", self.forward, u, shape)
 
     def unconstrain(self, x: Array, shape: Shape) -> Array:
         """The user's ``inverse``, through NumPy."""
         if self.inverse is None:
             msg = f"{self!r} has no `inverse`, so constrained values cannot be mapped back; give Bijection(inverse=...)"
             raise ValueError(msg)
-        return like(x, self._call("inverse", self.inverse, to_numpy(x), (self.unconstrained_size(shape),)))
+        return self._call("inverse", self.inverse, x, (self.unconstrained_size(shape),))
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:
         """The user's ``log_jacobian``, or central differences of ``forward``."""
-        points = to_numpy(u)
         if self.log_jacobian_function is None:
-            return like(u, self._numerical_log_jacobian(points, shape))
-        return like(u, self._call("log_jacobian", self.log_jacobian_function, points, ()))
+            return self._numerical_log_jacobian(u, shape)
+        return self._call("log_jacobian", self.log_jacobian_function, u, ())
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
         """Whether the values are finite; what ``forward`` can reach is known to the user alone."""
@@ -581,13 +580,13 @@ class Bijection(Support):
         """A marker: functions are not stored."""
         return {"kind": "Bijection", "user_defined": True}
 
-    def _call(self, name: str, function: Function, points: NDArray[np.float64], shape: Shape) -> NDArray[np.float64]:
-        """Apply a user's function to all points, which it may overwrite, and hold it to the shape it owes."""
-        if self.vectorized:
-            values = np.asarray(function(points), dtype=np.float64)
+    def _call(self, name: str, function: Function, points: Array, shape: Shape) -> Array:
+        """Apply a user's function to all points, and hold it to the shape it owes."""
+        if is_traced(points):
+            values = call_traced(f"`{name}` of {self!r}", function, points, vectorized=self.vectorized)
         else:
-            values = np.asarray([function(point) for point in points], dtype=np.float64)
-        if values.shape != (len(points), *shape):
+            values = like(points, self._on_the_host(function, to_numpy(points)))
+        if values.shape != (points.shape[0], *shape):
             msg = (
                 f"`{name}` of {self!r} must return shape {shape} per point, got {values.shape[1:]}; "
                 "for a function of many points at once pass vectorized=True"
@@ -595,16 +594,22 @@ class Bijection(Support):
             raise ValueError(msg)
         return values
 
-    def _numerical_log_jacobian(self, u: NDArray[np.float64], shape: Shape) -> NDArray[np.float64]:
+    def _on_the_host(self, function: Function, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values at points that the function may overwrite."""
+        values = function(points) if self.vectorized else [function(point) for point in points]
+        return np.asarray(values, dtype=np.float64)
+
+    def _numerical_log_jacobian(self, u: Array, shape: Shape) -> Array:
+        xp = array_namespace(u)
         n, k = u.shape
         if k != math.prod(shape):
             msg = f"{self!r} maps {k} numbers to shape {shape}: give `log_jacobian`, a map between unequal sizes has no determinant"
             raise ValueError(msg)
-        step = np.cbrt(np.finfo(np.float64).eps) * np.maximum(1.0, np.abs(u))
-        shift = step[:, :, None] * np.eye(k)  # (point, direction, coordinate)
-        ends = [(u[:, None, :] + sign * shift).reshape(n * k, k) for sign in (1.0, -1.0)]
-        ahead, behind = (self._call("forward", self.forward, end, shape).reshape(n, k, k) for end in ends)
-        return np.asarray(np.linalg.slogdet((ahead - behind) / (2 * step[:, :, None]))[1])
+        step = float(xp.finfo(u.dtype).eps) ** (1 / 3) * xp.clip(xp.abs(u), 1.0, None)
+        shift = step[:, :, None] * like(u, np.eye(k))  # (point, direction, coordinate)
+        ends = [xp.reshape(u[:, None, :] + sign * shift, (n * k, k)) for sign in (1.0, -1.0)]
+        ahead, behind = (xp.reshape(self._call("forward", self.forward, end, shape), (n, k, k)) for end in ends)
+        return xp.linalg.slogdet((ahead - behind) / (2 * step[:, :, None]))[1]
 
 
 SUPPORTS: dict[str, type[Support]] = {
@@ -633,7 +638,10 @@ def support_from_spec(spec: Mapping[str, Any]) -> Support:
 
 def like(u: Array, host: ArrayLike) -> Array:
     """Bring host numbers to the namespace, dtype and device of ``u``."""
-    return array_namespace(u).asarray(host, dtype=u.dtype, device=device(u))
+    numbers = np.asarray(host)
+    if not numbers.flags.writeable:
+        numbers = numbers.copy()  # PyTorch shares the memory it is given, and warns of one it must not write to
+    return array_namespace(u).asarray(numbers, dtype=u.dtype, device=device(u))
 
 
 def bounded_exp(v: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from qbvi.arrays import Array, to_numpy
+from qbvi.arrays import Array, refuse_traced, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape, broadcast_shape
 from qbvi.distributions.discrete import Bernoulli, NegativeBinomial, Poisson
 from qbvi.distributions.multivariate import Dirichlet, InverseWishart, Wishart
@@ -125,10 +125,7 @@ class SciPyPrior(Distribution):
         return cls(distribution(**spec["parameters"]), shape=tuple(spec["shape"]))
 
     def __repr__(self) -> str:
-        if isinstance(self.frozen, _FROZEN | _FROZEN_DISCRETE):
-            parameters = ", ".join(f"{name}={value}" for name, value in _named_parameters(self.frozen).items())
-            return f"SciPyPrior({self.frozen.dist.name}({parameters}), shape={self.shape})"
-        return f"SciPyPrior({type(self.frozen).__name__}, shape={self.shape})"
+        return _described(self.frozen, self.shape)
 
 
 def as_distribution(prior: Any) -> Distribution:
@@ -167,9 +164,11 @@ class _Univariate(Distribution):
         return True
 
     def log_prob(self, x: Array) -> Array:
+        refuse_traced(_described(self.frozen, self.shape), x)
         return like(x, self._log_prob(to_numpy(x)))
 
     def log_prob_unconstrained(self, u: Array) -> Array:
+        refuse_traced(_described(self.frozen, self.shape), u)
         x = to_numpy(self.support.constrain(u, self.shape))
         # A saturated map gives the end itself, where a density may be infinite: step inside by one float.
         low, high = (end.reshape(self.shape) for end in self.support.bounds(self.shape))
@@ -205,6 +204,7 @@ class _Joint(Distribution):
         return True
 
     def log_prob(self, x: Array) -> Array:
+        refuse_traced(_described(self.frozen, self.shape), x)
         points = to_numpy(x)
         with np.errstate(all="ignore"):
             return like(x, np.asarray([float(self.frozen.logpdf(point)) for point in points]))
@@ -255,6 +255,7 @@ _Build = Callable[..., Distribution]
 _CLOSED: dict[str, _Build] = {
     "norm": lambda shape, loc, scale: Normal(loc, scale, shape),
     "t": lambda shape, loc, scale, df: StudentT(df, loc, scale, shape),
+    "cauchy": lambda shape, loc, scale: StudentT(1.0, loc, scale, shape),
     "uniform": lambda shape, loc, scale: Uniform(loc, loc + scale, shape),
 }
 _CLOSED_UNSHIFTED: dict[str, _Build] = {
@@ -271,6 +272,13 @@ _DISCRETE: dict[str, _Build] = {
     "poisson": lambda shape, mu: Poisson(mu, shape),
     "nbinom": lambda shape, n, p: NegativeBinomial(n, p, shape),
 }
+
+
+def _described(frozen: Any, shape: Shape) -> str:
+    if isinstance(frozen, _FROZEN | _FROZEN_DISCRETE):
+        parameters = ", ".join(f"{name}={value}" for name, value in _named_parameters(frozen).items())
+        return f"SciPyPrior({frozen.dist.name}({parameters}), shape={shape})"
+    return f"SciPyPrior({type(frozen).__name__}, shape={shape})"
 
 
 def _refuse_unusable(frozen: Any) -> None:

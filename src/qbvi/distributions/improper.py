@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arrays import Array, array_namespace, to_numpy
+from qbvi.arrays import Array, array_namespace, call_traced, is_traced, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape
 from qbvi.supports import Positive, Real, Shape, Support, UserDefinedError, like, support_from_spec
 
@@ -70,7 +70,7 @@ class LogPrior(Distribution):
     Parameters
     ----------
     log_prob : callable
-        Array of ``shape`` -> float; minus infinity is allowed.
+        Array of ``shape`` -> float; minus infinity is allowed. A NumPy function; one of jax.numpy where JAX compiles the fit.
     shape : int or tuple of int
     support : Support
         Where the parameter lives.
@@ -95,14 +95,14 @@ class LogPrior(Distribution):
 
     def log_prob(self, x: Array) -> Array:
         """The user's function at each value: ``(n, *shape)`` -> (n,)."""
+        if is_traced(x):
+            densities = call_traced(f"`log_prob` of {self!r}", self.function, x, vectorized=self.vectorized)
+            self._check_shape(x, densities)
+            return densities
         points = to_numpy(x)  # a copy, which the user's function may overwrite
-        n = len(points)
         values = self.function(points) if self.vectorized else [self.function(point) for point in points]
         densities = np.asarray(values, dtype=np.float64)
-        if densities.shape != (n,):
-            rule = f"shape ({n},) for {n} values" if self.vectorized else "one number per value"
-            msg = f"`log_prob` of {self!r} must return {rule}, got shape {densities.shape[not self.vectorized :]}"
-            raise ValueError(msg)
+        self._check_shape(x, densities)
         self._check_values(x, densities)
         return like(x, densities)
 
@@ -118,6 +118,13 @@ class LogPrior(Distribution):
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"LogPrior({name}, shape={self.shape}, support={self.support!r})"
+
+    def _check_shape(self, x: Array, densities: Array) -> None:
+        n = x.shape[0]
+        if densities.shape != (n,):
+            rule = f"shape ({n},) for {n} values" if self.vectorized else "one number per value"
+            msg = f"`log_prob` of {self!r} must return {rule}, got shape {densities.shape[not self.vectorized :]}"
+            raise ValueError(msg)
 
     def _check_values(self, x: Array, densities: NDArray[np.float64]) -> None:
         bad = np.isnan(densities) | (densities == np.inf)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln, multigammaln
 
-from qbvi.arrays import Array, array_namespace, to_numpy
+from qbvi.arrays import Array, array_namespace, device
 from qbvi.distributions.base import (
     Distribution,
     Spec,
@@ -129,7 +129,7 @@ class MatrixPrior(Distribution):
         return True
 
     @abstractmethod
-    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _log_density(self, factor: Array, log_diagonal: Array) -> Array:
         """Of matrices by their factors (n, copies, p, p) and the logarithms of those diagonals (n, copies, p): (n, copies)."""
 
     @abstractmethod
@@ -138,22 +138,23 @@ class MatrixPrior(Distribution):
 
     def log_prob(self, x: Array) -> Array:
         """Log-density of the entries on and below the diagonal, minus infinity where a matrix is not definite: ``(n, *shape)`` -> (n,)."""
-        matrices = to_numpy(x).reshape(x.shape[0], -1, *self.shape[-2:])
+        xp = array_namespace(x)
+        matrices = self._copies(x)
         inside = self.support.holds(matrices, strict=True)
-        factor = np.linalg.cholesky(np.where(inside[..., None, None], matrices, np.eye(self.shape[-1])))
-        log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
-        terms = np.where(inside, self._log_density(factor, log_diagonal), -np.inf)
-        return like(x, np.where(np.isnan(matrices).any((1, 2, 3)), np.nan, np.sum(terms, axis=-1) + self._constant))
+        factor = xp.linalg.cholesky(xp.where(inside[..., None, None], matrices, like(x, np.eye(self.shape[-1]))))
+        terms = self._log_density(factor, xp.log(xp.linalg.diagonal(factor)))
+        density = xp.sum(xp.where(inside, terms, xp.full_like(terms, -math.inf)), axis=-1) + self._constant
+        return xp.where(xp.any(xp.isnan(matrices), axis=(1, 2, 3)), xp.full_like(density, math.nan), density)
 
     def log_prob_unconstrained(self, u: Array) -> Array:
         """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
-        points = to_numpy(u)
-        p = self.shape[-1]
-        factor = self.support.factor(points, self.shape).reshape(len(points), -1, p, p)
-        on_diagonal = np.equal(*np.tril_indices(p))
-        log_diagonal = points.reshape(len(points), -1, p * (p + 1) // 2)[..., on_diagonal]
-        density = np.sum(self._log_density(factor, log_diagonal), axis=-1) + self._constant
-        return like(u, density) + self.support.log_jacobian(u, self.shape)
+        xp = array_namespace(u)
+        factor = self._copies(self.support.factor(u, self.shape))
+        on_diagonal = np.flatnonzero(np.equal(*np.tril_indices(self.shape[-1])))
+        entries = xp.reshape(u, (u.shape[0], len(self._df), -1))
+        log_diagonal = xp.take(entries, xp.asarray(on_diagonal, device=device(u)), axis=-1)
+        density = xp.sum(self._log_density(factor, log_diagonal), axis=-1) + self._constant
+        return density + self.support.log_jacobian(u, self.shape)
 
     def parameters(self) -> dict[str, NDArray[np.float64]]:
         """Degrees of freedom (copies,) and scale (copies, p, p)."""
@@ -179,6 +180,9 @@ class MatrixPrior(Distribution):
             msg = f"`shape` must end in {(p, p)}, the size of `scale`, got {shape}"
             raise ValueError(msg)
         return (*broadcast_shape(full[:-2], leading), p, p)
+
+    def _copies(self, x: Array) -> Array:
+        return array_namespace(x).reshape(x, (x.shape[0], len(self._df), *self.shape[-2:]))
 
     def _bartlett(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         """Lower triangular B of which B B' is Wishart with the identity as its scale: (n, copies, p, p)."""
@@ -214,9 +218,10 @@ class Wishart(MatrixPrior):
         """Draw ``n`` values: ``(n, *shape)``."""
         return self._of_factor(self._root @ self._bartlett(rng, n))
 
-    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
-        trace = _sum_of_squares(np.linalg.inv(self._root) @ factor)  # tr V^-1 X
-        return np.asarray((self._df - self.shape[-1] - 1) * np.sum(log_diagonal, axis=-1) - trace / 2)
+    def _log_density(self, factor: Array, log_diagonal: Array) -> Array:
+        trace = _sum_of_squares(like(factor, np.linalg.inv(self._root)) @ factor)  # tr V^-1 X
+        power = like(factor, self._df - self.shape[-1] - 1)
+        return power * array_namespace(factor).sum(log_diagonal, axis=-1) - trace / 2
 
     def _log_constants(self) -> NDArray[np.float64]:
         p = self.shape[-1]
@@ -247,12 +252,13 @@ class InverseWishart(MatrixPrior):
         inverse = _solve_lower(self._bartlett(rng, n), np.eye(self.shape[-1]))
         return self._of_factor(self._root @ np.swapaxes(inverse, -1, -2))
 
-    def _log_density(self, factor: NDArray[np.float64], log_diagonal: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _log_density(self, factor: Array, log_diagonal: Array) -> Array:
+        xp = array_namespace(factor)
         with np.errstate(all="ignore"):
-            trace = _sum_of_squares(_solve_lower(factor, self._root))  # tr Psi X^-1
+            trace = _sum_of_squares(_solve_lower(factor, like(factor, self._root)))  # tr Psi X^-1
         # Where it overflows in a far tail the density is zero to every digit.
-        trace = np.where(np.isnan(trace), np.inf, trace)
-        return np.asarray(-(self._df + self.shape[-1] + 1) * np.sum(log_diagonal, axis=-1) - trace / 2)
+        trace = xp.where(xp.isnan(trace), xp.full_like(trace, math.inf), trace)
+        return -like(factor, self._df + self.shape[-1] + 1) * xp.sum(log_diagonal, axis=-1) - trace / 2
 
     def _log_constants(self) -> NDArray[np.float64]:
         p = self.shape[-1]
@@ -260,17 +266,17 @@ class InverseWishart(MatrixPrior):
         return np.asarray(self._df / 2 * (log_det - p * math.log(2)) - _log_multivariate_gamma(self._df / 2, p))
 
 
-def _solve_lower(factor: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:
+def _solve_lower(factor: Array, right: Array) -> Array:
     """L^-1 R by forward substitution, which gives infinity where LAPACK gives up: (..., p, p)."""
-    rows: list[NDArray[np.float64]] = []
+    rows: list[Array] = []
     for i in range(factor.shape[-1]):
-        known = sum((factor[..., i, j, None] * row for j, row in enumerate(rows)), np.zeros(()))
+        known = sum(factor[..., i, j, None] * row for j, row in enumerate(rows))
         rows.append((right[..., i, :] - known) / factor[..., i, i, None])
-    return np.stack(np.broadcast_arrays(*rows), axis=-2)
+    return array_namespace(factor).stack(rows, axis=-2)
 
 
-def _sum_of_squares(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(np.sum(matrix**2, axis=(-2, -1)))
+def _sum_of_squares(matrix: Array) -> Array:
+    return array_namespace(matrix).sum(matrix**2, axis=(-2, -1))
 
 
 def _log_multivariate_gamma(a: NDArray[np.float64], p: int) -> NDArray[np.float64]:
