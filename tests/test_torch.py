@@ -11,12 +11,12 @@ import qbvi
 
 torch = pytest.importorskip("torch", reason='PyTorch is not installed: pip install "qbvi[torch]"')
 
-import torch._dynamo.testing  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset  # noqa: E402
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from qbvi.evaluate.loaders import LoaderBatches  # noqa: E402
-from qbvi.torch import Prediction, module_likelihood  # noqa: E402
+from qbvi.evaluate.loaders import LoaderBatches
+from qbvi.torch import Prediction, module_likelihood
 
 N, SD = 60, 0.5
 
@@ -163,7 +163,7 @@ def test_the_module_given_is_not_touched(data):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch about itself
 def test_compiled_pass_agrees_and_is_compiled_once(data, monkeypatch):
     # What is traced is ours to get right; the code made of it is PyTorch's, and takes it half a minute.
-    traced = torch._dynamo.testing.CompileCounter()
+    traced = CompileCounter()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=traced))
     likelihood = linear()
     draws = drawn(likelihood, 8)
@@ -177,7 +177,9 @@ def test_compiled_pass_agrees_and_is_compiled_once(data, monkeypatch):
 
 
 def test_default_priors_keep_outputs_at_unit_scale():
-    net = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(4, 2, bias=False))
+    net = nn.Sequential(
+        nn.Embedding(10, 16), nn.Linear(16, 4), nn.LayerNorm(4), nn.Flatten(), nn.Linear(4, 2, bias=False)
+    )
     prior = module_likelihood(net, nn.CrossEntropyLoss()).prior
     assert list(prior) == [name for name, _ in net.named_parameters()]
     scales = {name: float(np.unique(p.scale)[0]) for name, p in prior.items()}
@@ -211,6 +213,46 @@ def test_layers_are_blocks_of_the_posterior(data):
     assert np.count_nonzero(cov[8:, 8:]) == 9
 
 
+# --- backends ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["diagonal", "layers"])
+@pytest.mark.parametrize("source", ["tensors", "loader"])
+def test_fits_on_torch_are_those_on_numpy(data, family, source):
+    likelihood = step_net()
+    batch = (data[0], torch.arange(N) % 4)
+    method = qbvi.QBVI(n_samples=20, stop=(qbvi.MaxIterations(8),), n_fresh=20)
+    loader = DataLoader(TensorDataset(*batch), batch_size=15, shuffle=True)
+    given = {"data": loader} if source == "loader" else {"data": batch, "batch_size": 15}
+    fits = [
+        qbvi.fit(
+            likelihood,
+            likelihood.prior,
+            vectorized=vectorized,
+            method=method,
+            family=likelihood.layers() if family == "layers" else family,
+            backend=backend,
+            seed=1,
+            **given,
+        )
+        for backend, vectorized in (("numpy", True), ("torch", True), ("torch", False))
+    ]
+    for other in fits[1:]:
+        for name, mean in fits[0].mean.items():
+            np.testing.assert_allclose(other.mean[name], mean, rtol=1e-8, atol=1e-10)
+        np.testing.assert_allclose(other.elbo, fits[0].elbo, rtol=1e-8)
+
+
+def test_loaders_go_with_torch_alone(data):
+    pytest.importorskip("jax", reason="jax is not installed")
+    likelihood = linear()
+    loader = DataLoader(TensorDataset(*data), batch_size=15, shuffle=True)
+    with pytest.raises(
+        ValueError, match="`data` can be a DataLoader with backend='torch' or 'numpy', got backend='jax'"
+    ):
+        qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=loader, backend="jax")
+
+
 # --- loaders ---------------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +273,9 @@ def test_batches_of_a_loader_are_unbiased(data):
     one = {name: value[0] for name, value in drawn(likelihood, 1).items()}
     batches = LoaderBatches(DataLoader(TensorDataset(*data), batch_size=14, shuffle=True))  # the fifth holds four rows
     rng = np.random.default_rng(1)
-    scaled = np.array([[float(likelihood(one, b)) * s for b, s in (batches.draw(rng) for _ in range(5))] for _ in range(400)])
+    scaled = np.array(
+        [[float(likelihood(one, b)) * s for b, s in (batches.draw(rng) for _ in range(5))] for _ in range(400)]
+    )
     total = float(likelihood(one, data))
     z = (scaled.mean(0) - total) / (scaled.std(0, ddof=1) / np.sqrt(len(scaled)))
     assert np.abs(z).max() < 4.5  # five of them, one in 30,000 by chance
@@ -305,7 +349,9 @@ def test_predictions_of_a_linear_module_have_their_closed_form(data):
     sd = np.sqrt(np.einsum("ij,jk,ik->i", design, cov, design))
     assert np.abs((prediction.mean[:, 0] - design @ mean) / sd).max() < 4.5 / np.sqrt(4000)
     np.testing.assert_allclose(prediction.sd[:, 0], sd, rtol=4.5 / np.sqrt(8000))
-    np.testing.assert_allclose(prediction.interval(0.9)[:, :, 0], (design @ mean + np.outer([-1.645, 1.645], sd)), atol=0.1 * sd.max())
+    np.testing.assert_allclose(
+        prediction.interval(0.9)[:, :, 0], (design @ mean + np.outer([-1.645, 1.645], sd)), atol=0.1 * sd.max()
+    )
     np.testing.assert_array_equal(prediction.draws, likelihood.predict(fit, new, n_draws=4000).draws)
 
 
@@ -345,9 +391,21 @@ def test_prediction_refuses_what_is_no_probability():
         (nn.Linear(1, 1), nn.MSELoss(), {"scale": 0}, ValueError, "`scale` must be positive, got 0"),
         (nn.Linear(1, 1), nn.MSELoss(), {"chunk_size": 1.5}, TypeError, "`chunk_size` must be a whole number"),
         (nn.Linear(1, 1), nn.MSELoss(), {"prior": {"wieght": 1.0}}, ValueError, "got 'wieght'; did you mean 'weight'"),
-        (nn.Linear(1, 1), nn.MSELoss(), {"prior": {"bias": "wide"}}, TypeError, "a standard deviation or a distribution"),
+        (
+            nn.Linear(1, 1),
+            nn.MSELoss(),
+            {"prior": {"bias": "wide"}},
+            TypeError,
+            "a standard deviation or a distribution",
+        ),
         (nn.Linear(1, 1), nn.MSELoss(), {"prior": {"bias": qbvi.Normal(0, 1)}}, ValueError, r"of its shape \(1,\)"),
-        (nn.Sequential(nn.Linear(1, 1), nn.Dropout()), nn.MSELoss(), {}, ValueError, r"1 \(Dropout\) is in training mode"),
+        (
+            nn.Sequential(nn.Linear(1, 1), nn.Dropout()),
+            nn.MSELoss(),
+            {},
+            ValueError,
+            r"1 \(Dropout\) is in training mode",
+        ),
         (nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)), nn.MSELoss(), {}, ValueError, r"call net.eval\(\) first"),
         (nn.BatchNorm1d(2, track_running_stats=False).eval(), nn.MSELoss(), {}, ValueError, "normalises by the batch"),
     ],
@@ -392,11 +450,13 @@ def test_loaders_that_cannot_be_scaled_or_kept_are_refused(data, tmp_path):
         return qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=loader, **options)
 
     rows = TensorDataset(*data)
-    with pytest.raises(TypeError, match="a data set with a length.* got one over Endless"):
+    with pytest.raises(TypeError, match=r"a data set with a length.* got one over Endless"):
         fitted(DataLoader(Endless(), batch_size=8))
     with pytest.raises(ValueError, match="at least one batch, got none from 60 rows"):
         fitted(DataLoader(rows, batch_size=100, drop_last=True, shuffle=True))
-    with pytest.raises(ValueError, match="`batch_size` must be left out with a DataLoader, which has its own, 8; got 4"):
+    with pytest.raises(
+        ValueError, match="`batch_size` must be left out with a DataLoader, which has its own, 8; got 4"
+    ):
         fitted(DataLoader(rows, batch_size=8, shuffle=True), batch_size=4)
     with pytest.raises(ValueError, match="`checkpoint` cannot keep the place of a run in a DataLoader"):
         fitted(DataLoader(rows, batch_size=8, shuffle=True), checkpoint=tmp_path / "run.qbvi")

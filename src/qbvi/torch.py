@@ -33,7 +33,7 @@ Tensors = Mapping[str, Any]
 
 _CHUNK_BYTES = 2**25  # of activations: few enough to stay near the processor, enough to keep it busy
 _CHUNK_BYTES_GPU = 2**30
-_LARGEST_BLOCK = 300  # weights of a layer that get a full covariance: its draws cost the square of that
+_LARGEST_BLOCK = 100  # weights of a layer that get a full covariance: beyond, its thousands of entries drown in the noise of the draws
 
 
 def module_likelihood(
@@ -174,11 +174,9 @@ class ModuleLikelihood:
         owners: dict[str, list[str]] = {}
         for name in self.prior:
             owners.setdefault(name.rpartition(".")[0], []).append(name)
-        small, large = [], []
-        for names in owners.values():
-            (small if sum(self.prior[name].dim for name in names) <= largest else large).append(names)
-        blocks = {tuple(names): "full" for names in small}
-        rest = tuple(name for names in large for name in names)
+        sizes = {owner: sum(self.prior[name].dim for name in names) for owner, names in owners.items()}
+        blocks = {tuple(names): "full" for owner, names in owners.items() if sizes[owner] <= largest}
+        rest = tuple(name for owner, names in owners.items() if sizes[owner] > largest for name in names)
         return blocks | ({rest: "diagonal"} if rest else {})
 
     def predict(
@@ -254,7 +252,7 @@ class ModuleLikelihood:
             self._made[name] = torch.compile(many, mode=mode) if self.compile else many
         return self._made[name]
 
-    def _on_net(self, params: Tensors) -> dict[str, Tensor]:
+    def _on_net(self, params: Any) -> dict[str, Tensor]:
         """Draws as tensors of the module's dtype on its device."""
         if not isinstance(params, Mapping) or set(params) != set(self.prior):
             got = ", ".join(map(str, params)) if isinstance(params, Mapping) else type(params).__name__
@@ -358,7 +356,7 @@ def _check_module(net: Any) -> None:
 def _unreduced(loss: Any) -> Callable[[Any, Any], Any]:
     """The loss of each row or element, whatever it was set to return."""
     if isinstance(loss, nn.Module):
-        single = copy.deepcopy(loss)
+        single: Callable[[Any, Any], Any] = copy.deepcopy(loss)
         if hasattr(single, "reduction"):
             single.reduction = "none"
         return single
@@ -421,7 +419,7 @@ def _default_link(loss: Any) -> Callable[[Tensor], Tensor]:
     if isinstance(called, nn.CrossEntropyLoss) or called is nn.functional.cross_entropy:
         return lambda outputs: torch.softmax(outputs, 2)
     if isinstance(called, nn.BCEWithLogitsLoss) or called is nn.functional.binary_cross_entropy_with_logits:
-        return torch.sigmoid
+        return lambda outputs: torch.sigmoid(outputs)
     return lambda outputs: outputs
 
 
