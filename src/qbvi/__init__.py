@@ -11,6 +11,7 @@ from qbvi import baselines, models
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
+from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
 from qbvi.distributions import (
     Bernoulli,
@@ -52,6 +53,7 @@ __all__ = [
     "QBVI",
     "Antithetic",
     "Ask",
+    "BackendError",
     "Bernoulli",
     "Beta",
     "Bijection",

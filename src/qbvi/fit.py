@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.core import Core
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
-from qbvi.evaluate.black_box import calls_of
+from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
@@ -140,16 +140,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     model, posterior = arrange(prior, family)
-    batches = _batches(log_likelihood, data, batch_size, checkpoint)
-    if isinstance(log_likelihood, ShardedLikelihood) and not vectorized:
-        msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
-        raise ValueError(msg)
-    if timeout is not None and not isinstance(timeout, int | float):
-        msg = f"`timeout` must be a number of seconds, got {timeout!r}"
-        raise TypeError(msg)
-    n_starts = whole_number("n_starts", n_starts)
     library = find_backend(backend, device, dtype)
-    _check_backend(library, log_likelihood, executor, timeout)
+    batches = _batches(log_likelihood, data, batch_size, checkpoint)
+    _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
+    n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
@@ -157,26 +151,22 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
-    loop = library if _runs_on(library, algorithm, posterior, model) else HOST
-    if not library.is_host and batches is not None:
-        batches = batches.on(library) if isinstance(batches, LoaderBatches) else DeviceBatches(batches, library)
-    if not library.is_host and loop.is_host:  # only the calls go to the backend, and back
-        vectorized, log_likelihood = vectorized or True, FromHost(log_likelihood, vectorized, library)
+    place = _placed(
+        _Place(log_likelihood, vectorized, batches, HOST, str(library)), library, (model, posterior, algorithm)
+    )
 
     def run(start: Any, own_seed: int, number: int = 1) -> Fit:
         one = Run(
             model=model,
             family=posterior,
-            black_box=BlackBox(log_likelihood, vectorized, on_failure, runner=runner)
-            if loop.is_host
-            else DeviceBox(log_likelihood, vectorized, on_failure, backend=loop),
-            batches=batches,
+            black_box=place.black_box(on_failure, runner),
+            batches=place.batches,
             algorithm=algorithm,
             budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
             seed=own_seed,
             callback=callback,
-            backend=loop,
-            where=str(library) + (" (the function alone)" if loop != library else ""),
+            backend=place.loop,
+            where=place.words,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -185,10 +175,42 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         with terminated_as_interrupted(), Checkpoint(_part(checkpoint, number), one, prints | own, on_mismatch) as kept:
             return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
-    with open_runner(calls_of(log_likelihood, vectorized, on_failure), executor, timeout) as runner:
+    with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout) as runner:
         if n_starts == 1:
             return run(init, seed)
         return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+class _Place(NamedTuple):
+    """Where a fit computes: the function with its data, and the backend of the loop."""
+
+    function: Callable[..., Any]
+    vectorized: bool | int
+    batches: Any
+    loop: Backend
+    words: str
+
+    def black_box(self, on_failure: OnFailure, runner: Runner | None) -> BlackBox:
+        """The function as the loop sees it."""
+        if self.loop.is_host:
+            return BlackBox(self.function, self.vectorized, on_failure, runner=runner)
+        return DeviceBox(self.function, self.vectorized, on_failure, backend=self.loop)
+
+
+def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorithm]) -> _Place:
+    """Bring the data to the backend and, where method, family and prior can follow, the loop; else only the calls go there, and back."""
+    if backend.is_host:
+        return place
+    if place.batches is not None:
+        loads = isinstance(place.batches, LoaderBatches)
+        there = place.batches.on(backend) if loads else DeviceBatches(place.batches, backend)
+        place = place._replace(batches=there)
+    reason = _reason_for_the_host(backend, *parts)
+    if not reason:
+        return place._replace(loop=backend)
+    function = FromHost(place.function, place.vectorized, backend)
+    words = f"{backend} for the function, the loop on the host: {reason}"
+    return place._replace(function=function, vectorized=place.vectorized or True, words=words)
 
 
 def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:
@@ -227,37 +249,42 @@ def _plain(init: Any) -> Any:
     return init.unconstrained if isinstance(init, Fit) else init
 
 
-def _check_backend(backend: Backend, log_likelihood: Any, executor: Any, timeout: Any) -> None:
-    """Refuse what makes no sense on a device of this process."""
-    if backend.is_host:
-        return
-    others = {"executor": executor, "timeout": timeout}
-    given = next((name for name, value in others.items() if value is not None), None)
-    if given is not None:
+def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
+    """Refuse what does not go with the function, and what makes no sense on a device of this process."""
+    is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
+    given = next((name for name, value in limits.items() if value is not None), None)
+    if is_sharded and not vectorized:
+        msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
+        raise ValueError(msg)
+    if timeout is not None and not isinstance(timeout, int | float):
+        msg = f"`timeout` must be a number of seconds, got {timeout!r}"
+        raise TypeError(msg)
+    if not backend.is_host and (is_sharded or given is not None):
+        what = "a qbvi.ShardedLikelihood" if is_sharded else f"`{given}`"
         msg = (
-            f"`{given}` must be left out with backend={backend.name!r}, got {others[given]!r}: the points of a step go to the device in one call of this process; "
-            "processes and time limits go with backend='numpy'"
+            f"{what} must not be combined with backend={backend.name!r}, where all points of a step go to the device in calls of this process; other processes and "
+            "time limits go with backend='numpy'"
         )
         raise ValueError(msg)
-    if isinstance(log_likelihood, ShardedLikelihood):
-        msg = (
-            f"a qbvi.ShardedLikelihood has its own workers and goes with backend='numpy', got backend={backend.name!r}"
-        )
-        raise ValueError(msg)
+    if not backend.is_host and not vectorized and callable(log_likelihood):
+        backend.mapped(log_likelihood)  # raises where there is no such map
 
 
-def _runs_on(backend: Backend, algorithm: Algorithm, family: Family, model: Model) -> bool:
-    """Whether the whole loop can run on the backend: method, family and prior compute with whatever arrays they are given."""
-    if backend.is_host or not getattr(algorithm, "is_array_api", False) or not isinstance(family, GaussianFamily):
-        return False
+def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorithm: Algorithm) -> str:
+    """Why the loop cannot run on the backend; empty where method, family and prior compute with whatever arrays they are given."""
+    if not getattr(algorithm, "is_array_api", False):
+        return f"{type(algorithm).__name__} computes there"
+    if not isinstance(family, GaussianFamily):
+        return "the posterior is not all Gaussian"
     core = Core(model, family, algorithm, backend)
     try:
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
             made = backend.shaped(lambda u: (core.points(u), core.values(u, u[:, 0], u[:, 0] == 0, u[:, 0])), u)
-    except Exception:  # noqa: BLE001 - a prior of SciPy's, or a function of the user's, may fail in any way on other arrays
-        return False
-    return not any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
+    except Exception as error:  # noqa: BLE001 - a prior of SciPy's, or a function of the user's, may fail in any way on other arrays
+        return f"the prior computes there ({type(error).__name__})"
+    is_foreign = any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
+    return "the prior computes there" if is_foreign else ""
 
 
 _GAUSSIAN_ONLY = (Regression, BBVI, CGVB, MGVB)

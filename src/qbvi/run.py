@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them ou
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
 _MOST_LOOKS = 5
+_LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12  # fresh draws times dimensions that are made at once, and how often
 _LONGEST = 64  # steps of a compiled chunk
 _CHUNK_BYTES = 2**26  # of all that a chunk keeps of its steps
 _CHUNK_SECONDS = 0.5  # that a chunk may take: in between are progress, Ctrl-C and the clock
@@ -103,10 +104,9 @@ class _Look(NamedTuple):
     """Fresh draws from a q, and what the function says there."""
 
     q: Array
-    theta: Array  # (n, d)
-    values: list[Values]  # one for all of them or, with mini-batches, one for each of as many groups
-    h: Floats  # (groups, n / groups) residuals
+    h: Floats  # (groups, n) residuals: one group or, with mini-batches, one for each of several
     failed: float  # share of the draws at which the function failed
+    draws: tuple[Array, Values] | None  # the draws (n, d) and their values, where they were made at once
 
 
 class Snapshot(NamedTuple):
@@ -127,7 +127,7 @@ class Snapshot(NamedTuple):
 class _Turn(NamedTuple):
     """One step as the loop sees it, on the host but for the q that was left."""
 
-    left: Array
+    left: Callable[[], Array]  # taken out of its chunk only if it is wanted
     h: Floats  # (n,)
     bound: float
     gap: float
@@ -139,7 +139,7 @@ class _Turn(NamedTuple):
     seconds: float  # since the start of the run
 
     @classmethod
-    def of(cls, left: Array, told: Told, seconds: float) -> _Turn:
+    def of(cls, left: Callable[[], Array], told: Told, seconds: float) -> _Turn:
         """A step by what was told of it, already on the host."""
         bound, gap, grad_norm, step, inside = (float(x) for x in told.numbers)
         h, mean, sd = (to_numpy(x) for x in (told.h, told.mean, told.sd))
@@ -272,7 +272,8 @@ class Run:
             if not (stop.converged and (yield from self._is_contradicted())):
                 return self._state.q, stop
             assert self._look is not None
-            stop = self._take(self._look.theta, self._look.values[0], progress)
+            assert self._look.draws is not None
+            stop = self._take(*self._look.draws, progress)
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
         """Ask for the points of one step, and take it; say whether it was the last."""
@@ -343,7 +344,7 @@ class Run:
     def _tell(self, theta: Array, values: Values) -> _Turn:
         with one_blas_thread(), np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
             self._state, told = self._do(self._core, "tell", self._core.eta, self._state, theta, values)
-        return _Turn.of(told.left, self.backend.fetch(told._replace(left=None)), self._seconds())
+        return _Turn.of(lambda: told.left, self.backend.fetch(told._replace(left=None)), self._seconds())
 
     def _unaffordable(self, n: int) -> Stop | None:
         """Budgets are never overrun: not by a step larger than the last one, and not by the first."""
@@ -358,7 +359,7 @@ class Run:
     def _keep(self, turn: _Turn) -> None:
         """Remember the q that would be returned now, with residuals at draws from it."""
         if turn.h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
-            self._kept = Kept(turn.left, turn.h)
+            self._kept = Kept(turn.left(), turn.h)
 
     def _chosen(self, reached: Array) -> Kept:
         """The q to return at a proper end."""
@@ -457,30 +458,30 @@ class Run:
         return Stop(False, f"{stop.reason}, but the function fails at {share:.0%} of {draws}")
 
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, _Look]:
-        groups = min(10, n // 2) if self._is_partial else 1
-        failed = len(self.black_box.failures)
-        theta = self._fresh_draws(q, groups * (n // groups))
-        values, h = [], []
-        for group in range(groups):
-            with self.backend.active():
-                part = theta[group * (n // groups) : (group + 1) * (n // groups), :]
-            values.append((yield from self._values(part, self._fresh)))
-            h.append(to_numpy(self._do(self._core, "residual", q, part, values[-1].log_joint)))
-        share = (len(self.black_box.failures) - failed) / len(theta)
-        return _Look(q, theta, values, np.stack(h), share)
+        """Fresh draws from ``q``: one group with all data or, with mini-batches, some groups with a batch each; no more at a time than fit into memory."""
+        fewest = min(10, n // 2) if self._is_partial else 1
+        parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
+        failed, size, h = len(self.black_box.failures), n // parts, []
+        for part in range(parts):
+            theta = self._fresh_draws(q, size, part)
+            values = yield from self._values(theta, self._fresh)
+            h.append(to_numpy(self._do(self._core, "residual", q, theta, values.log_joint)))
+        share = (len(self.black_box.failures) - failed) / (parts * size)
+        groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
+        return _Look(q, groups, share, (theta, values) if parts == 1 else None)
 
-    def _fresh_draws(self, q: Array, n: int) -> Array:
+    def _fresh_draws(self, q: Array, n: int, part: int) -> Array:
         if not getattr(self.algorithm, "is_array_api", False):
             return self.family.transport(q, Independent().normal(self._fresh, n, self.family.dim))
-        look = self.backend.put(np.asarray(self._looks, dtype=np.int32))
-        return self._do(Fresh(self._core, n), "draw", q, self._keys[1], look)
+        t = self.backend.put(np.asarray(self._looks * _MOST_PARTS + part, dtype=np.int32))
+        return self._do(Fresh(self._core, n), "draw", q, self._keys[1], t)
 
     def _gain(self, look: _Look, worth: float, chance: float) -> float:
         """Nats that the fresh draws prove to be missing, beyond what was predicted; asked only where they are enough to tell."""
-        if look.h.size < 4 * (1 + self.family.size):
+        if look.draws is None or look.h.size < 4 * (1 + self.family.size):
             return 0.0
         expected = self._history.gap[-1]
-        features = self.family.features(to_numpy(look.q), to_numpy(look.theta))
+        features = self.family.features(to_numpy(look.q), to_numpy(look.draws[0]))
         return still_to_gain(features, look.h[0], np.fmax(worth, 2 * expected), chance)
 
     def _left(self) -> float:
@@ -553,7 +554,8 @@ class _Chunks:
             points = backend.shaped(core.points, theta)
             box.plan(points, () if batches is None else (batches.example,))
         each = (run.family.length + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
-        length = 1 if run.callback is not None else max(1, min(_LONGEST, _CHUNK_BYTES // each))
+        alone = run.callback is not None or not all(hasattr(rule, "soonest") for rule in run.algorithm.stop)
+        length = 1 if alone else max(1, min(_LONGEST, _CHUNK_BYTES // each))
         assert isinstance(box.on_failure, str)
         parts = run.model, run.family, run.algorithm, backend
         return cls(Core(*parts, box.likelihood, box.on_failure, length), box, batches, int(theta.shape[0]))
@@ -580,7 +582,7 @@ class _Chunks:
             self._box.count(told.raw[i])
             replay.name(i, told.raw[i])
             run._grope(bool(np.isfinite(told.raw[i]).any()))
-            turn = _Turn.of(made.told.left[i], _at(told.told, i), start + (i + 1) * pace)
+            turn = _Turn.of(partial(_row, made.told.left, i), _at(told.told, i), start + (i + 1) * pace)
             if i == steps - 1:
                 run._state = reached
             run._book(turn, progress)
@@ -644,6 +646,10 @@ class _Replay:
 
 def _at(told: Told, i: int) -> Told:
     return Told(None, *(part[i] for part in told[1:]))
+
+
+def _row(stacked: Array, i: int) -> Array:
+    return stacked[i, ...]
 
 
 def _at_once(_: History) -> int:

@@ -49,6 +49,12 @@ class Backend(ABC):
     def find(cls, device: Any, dtype: str) -> Backend:
         """The backend on what a user writes as device, None for the library's default; ImportError where the library is missing."""
 
+    @classmethod
+    def no_such_device(cls, device: Any, known: Sequence[Any]) -> BackendError:
+        """The error for a device that is not there."""
+        listed = ", ".join(repr(str(one)) for one in known)
+        return BackendError(f"`device` must be one that {cls.name} finds here ({listed}), got {str(device)!r}")
+
     @property
     @abstractmethod
     def namespace(self) -> Any:
@@ -184,12 +190,6 @@ def count(points: Any) -> int:
 def sliced(points: Any, start: int, stop: int) -> Any:
     """Points ``start`` to ``stop`` of stacked ones."""
     return mapped_tree(lambda array: array[start:stop, ...], points)
-
-
-def no_such_device(name: str, device: Any, known: Sequence[Any]) -> BackendError:
-    """The error for a device that is not there."""
-    listed = ", ".join(repr(str(one)) for one in known)
-    return BackendError(f"`device` must be one that {name} finds here ({listed}), got {str(device)!r}")
 
 
 def host_memory() -> float:

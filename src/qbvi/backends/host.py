@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, BackendError, no_such_device
+from qbvi.backends.base import Backend, BackendError
 
 __all__ = ["HOST", "Host"]
 
@@ -33,7 +33,7 @@ class Host(Backend):
     def find(cls, device: Any, dtype: str) -> Host:
         """NumPy in float64 on the CPU; nothing else is offered."""
         if device not in (None, "cpu"):
-            raise no_such_device("numpy", device, ["cpu"])
+            raise cls.no_such_device(device, ["cpu"])
         if dtype != "float64":
             msg = f"`dtype` must be 'float64' with backend='numpy', got {dtype!r}; single precision pays with backend='jax' or 'torch'"
             raise BackendError(msg)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, BackendError, no_such_device
+from qbvi.backends.base import Backend, BackendError
 
 __all__ = ["OnCupy"]
 
@@ -35,7 +35,7 @@ class OnCupy(Backend):
         kind, _, number = str(cupy.cuda.Device().id if device is None else device).rpartition(":")
         number = "0" if (kind, number) == ("", "cuda") else number
         if kind not in ("", "cuda") or not number.isdigit() or int(number) >= there:
-            raise no_such_device("cupy", device, [f"cuda:{i}" for i in range(there)])
+            raise cls.no_such_device(device, [f"cuda:{i}" for i in range(there)])
         return cls(int(number), dtype)
 
     @property

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, count, host_memory, mapped_tree, no_such_device, sliced
+from qbvi.backends.base import Backend, BackendError, count, host_memory, mapped_tree, sliced
 
 __all__ = ["OnJax"]
 
@@ -41,7 +42,7 @@ class OnJax(Backend):
             found = jax.devices(platform)
             return cls(found[int(number or 0)], dtype)
         except (RuntimeError, ValueError, IndexError):
-            raise no_such_device("jax", device, _names()) from None
+            raise cls.no_such_device(device, _names()) from None
 
     @property
     def namespace(self) -> Any:
@@ -89,7 +90,7 @@ class OnJax(Backend):
 
     def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
         """What the compiler plans for the intermediate results of a call."""
-        plan = jax.jit(function).lower(points, batch).compile().memory_analysis()
+        plan = _Compiled(function, self.device).lower(points, batch).compile().memory_analysis()
         return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
 
     def free_bytes(self) -> float:
@@ -99,7 +100,7 @@ class OnJax(Backend):
         return _SHARE * left
 
     def explain(self, error: Exception) -> str | None:
-        """Arrays of NumPy, decisions by values, arrays on several devices."""
+        """Arrays of NumPy, and decisions by values."""
         if isinstance(error, jax.errors.TracerArrayConversionError):
             return (
                 "`log_likelihood` must compute with jax.numpy when backend='jax', but hands its argument to NumPy; replace np. by jnp., or leave "
@@ -110,8 +111,6 @@ class OnJax(Backend):
                 "`log_likelihood` must not decide by values when backend='jax', where it is compiled: take jnp.where or jax.lax.cond in place of `if`, "
                 "or leave `backend` out"
             )
-        if "incompatible devices" in str(error):
-            return f"`log_likelihood` and `data` must have all their arrays on {self.device}, which is where the fit is: move them with jax.device_put, or pass `device`"
         return None
 
     def repeated(
@@ -127,7 +126,7 @@ class OnJax(Backend):
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
         """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
-        return _jitted(owner, name)
+        return _jitted(owner, name, self.device)
 
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``jax.eval_shape``: nothing is computed or compiled."""
@@ -135,12 +134,59 @@ class OnJax(Backend):
 
 
 _MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
+_LARGE = 2**20  # bytes from which on a captured array is handed to the program rather than written into it
 
 
 @lru_cache(maxsize=_MOST_FUNCTIONS)
-def _jitted(owner: Any, name: str) -> Callable[..., Any]:
-    compiled: Callable[..., Any] = jax.jit(getattr(owner, name))
-    return compiled
+def _jitted(owner: Any, name: str, device: Any) -> _Compiled:
+    return _Compiled(getattr(owner, name), device)
+
+
+class _Compiled:
+    """``jax.jit``, but large arrays that the function captured are arguments of the program: they are neither copied nor compiled."""
+
+    def __init__(self, function: Callable[..., Any], device: Any) -> None:
+        self._function, self._device = function, device
+        self._made: dict[Any, tuple[Any, list[Any], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        program, large, structure = self._program(arguments)
+        return jax.tree.unflatten(structure, program(large, jax.tree.leaves(arguments)))
+
+    def lower(self, *arguments: Any) -> Any:
+        """What the compiler is given; arguments need only have shapes."""
+        program, large, _ = self._program(arguments)
+        return program.lower(large, jax.tree.leaves(arguments))
+
+    def _program(self, arguments: tuple[Any, ...]) -> tuple[Any, list[Any], Any]:
+        flat, structure = jax.tree.flatten(arguments)
+        key = structure, tuple((x.shape, x.dtype) for x in flat), jax.config.jax_enable_x64
+        if key not in self._made:
+            self._made[key] = self._traced(arguments)
+        return self._made[key]
+
+    def _traced(self, arguments: tuple[Any, ...]) -> tuple[Any, list[Any], Any]:
+        traced, shapes = jax.make_jaxpr(self._function, return_shape=True)(*arguments)
+        for array in traced.consts:
+            self._check(array)
+        is_large = [array.nbytes >= _LARGE for array in traced.consts]
+
+        def program(large: list[Any], flat: list[Any]) -> Any:
+            rest = iter(large)
+            captured = [next(rest) if out else array for array, out in zip(traced.consts, is_large, strict=True)]
+            return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))(*flat)
+
+        large = [array for array, out in zip(traced.consts, is_large, strict=True) if out]
+        return jax.jit(program), jax.device_put(large, self._device), jax.tree.structure(shapes)
+
+    def _check(self, array: Any) -> None:
+        if isinstance(array, jax.Array) and array.committed and self._device not in array.devices():
+            there = ", ".join(map(str, array.devices()))
+            msg = (
+                f"`log_likelihood` must have all its arrays on {self._device}, which is where the fit is, got one on {there}: "
+                "move it with jax.device_put, or pass `device`"
+            )
+            raise BackendError(msg)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, count, host_memory, no_such_device, sliced
+from qbvi.backends.base import Backend, count, host_memory, sliced
 
 __all__ = ["OnTorch"]
 
@@ -35,9 +35,9 @@ class OnTorch(Backend):
         try:
             made = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError, NotImplementedError, TypeError):
-            raise no_such_device("torch", device, _names()) from None
+            raise cls.no_such_device(device, _names()) from None
         if made.type == "meta":
-            raise no_such_device("torch", device, _names())
+            raise cls.no_such_device(device, _names())
         return cls(made, dtype)
 
     @property
@@ -47,7 +47,8 @@ class OnTorch(Backend):
 
     def active(self) -> AbstractContextManager[Any]:
         """Without gradients."""
-        return torch.no_grad()
+        without: AbstractContextManager[Any] = torch.no_grad()
+        return without
 
     def owns(self, value: Any) -> bool:
         """Whether it is a tensor."""
@@ -80,7 +81,7 @@ class OnTorch(Backend):
             with _Made() as one:
                 function(sliced(points, 0, n), batch)
             made.append(one.bytes)
-        return max(made[1] - made[0], 0.0)
+        return float(max(made[1] - made[0], 0))
 
     def free_bytes(self) -> float:
         """A share of the machine's memory; a GPU is asked by trying."""
@@ -93,7 +94,7 @@ class OnTorch(Backend):
     def explain(self, error: Exception) -> str | None:
         """Tensors on several devices, arrays of NumPy, decisions by values."""
         text = str(error)
-        if "same device" in text or "two devices" in text:
+        if "same device" in text or "expected device" in text:
             return (
                 f"`log_likelihood` and `data` must have all their tensors on {self.device}, which is where the fit is: move them with .to({str(self.device)!r}), "
                 "or pass `device`"
@@ -113,7 +114,7 @@ class OnTorch(Backend):
         return None
 
 
-class _Made(TorchDispatchMode):
+class _Made(TorchDispatchMode):  # type: ignore[misc]
     """Adds up the bytes of all that operations return."""
 
     def __init__(self) -> None:

@@ -121,7 +121,8 @@ class _Climb(NamedTuple):
     black_box: BlackBox
 
     def __call__(self, u: Floats) -> Floats:
-        return self.black_box(self.model.constrain(u)).values
+        values: Floats = self.black_box(self.model.constrain(u)).values
+        return values
 
     def gradient(self, u: Floats, root: Floats, step: float) -> Floats:
         """Derivatives along the columns of ``root`` (d, d): (d,)."""

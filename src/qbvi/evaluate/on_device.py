@@ -115,12 +115,14 @@ def settled(policy: str, values: Array, ok: Array) -> tuple[Array, Array]:
         return values, ok
     number = xp.sum(xp.astype(ok, values.dtype))
     if policy == "exclude":  # an excluded point takes the others' mean: it pulls nowhere and stays in the denominator
-        return xp.where(ok, values, xp.sum(xp.where(ok, values, xp.zeros_like(values))) / number), ok
-    infinite = xp.full_like(values, xp.inf)
-    low, high = xp.min(xp.where(ok, values, infinite)), xp.max(xp.where(ok, values, -infinite))
-    floor = low - xp.maximum(high - low, xp.ones_like(low))
-    some = number > 0
-    return xp.where(ok, values, xp.where(some, floor, xp.full_like(floor, xp.nan))), xp.where(ok, ok, some)
+        total, one = xp.sum(xp.where(ok, values, xp.zeros_like(values))), xp.ones_like(number)
+        filled, fine = total / xp.maximum(number, one), ok
+    else:
+        infinite = xp.full_like(values, xp.inf)
+        low, high = xp.min(xp.where(ok, values, infinite)), xp.max(xp.where(ok, values, -infinite))
+        filled, fine = low - xp.maximum(high - low, xp.ones_like(low)), ok | (number > 0)
+    # Where none is fine there is nothing to fill in from.
+    return xp.where(ok, values, xp.where(number > 0, filled, xp.full_like(filled, xp.nan))), fine
 
 
 @dataclass
