@@ -127,7 +127,7 @@ def picture(likelihood: qbvi.torch.ModuleLikelihood, fit: qbvi.Fit, train: tuple
         for chosen, colour in ((label, "tab:blue"), (~label, "tab:red")):
             panel.scatter(*points[chosen].T, s=4, color=colour if dark else "white", alpha=0.7, linewidths=0)
         panel.set_aspect("equal")
-    figure.savefig("step_network.png", dpi=110)
+    figure.savefig("step_network.png", dpi=80)
 
 
 def table(likelihood: qbvi.torch.ModuleLikelihood, fit: qbvi.Fit, train: tuple, new: tuple) -> None:

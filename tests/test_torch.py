@@ -149,6 +149,29 @@ def test_inputs_go_as_one_argument_several_or_by_name(data):
     np.testing.assert_allclose(likelihood(draws, ({"right": X, "left": X}, data[1])), both)
 
 
+def test_a_module_may_return_several_tensors(data):
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mean, self.log_sd = nn.Linear(3, 1), nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            return self.mean(x), self.log_sd
+
+    def loss(output, target):
+        mean, log_sd = output
+        return 0.5 * ((target - mean) * torch.exp(-log_sd)) ** 2 + log_sd
+
+    likelihood = module_likelihood(Noisy().double(), loss, chunk_size=2)
+    draws = drawn(likelihood, 5)
+    mean, log_sd = likelihood.outputs(draws, data[0])
+    assert mean.shape == (5, N, 1)
+    np.testing.assert_array_equal(log_sd, draws["log_sd"])
+    by_hand = torch.distributions.Normal(mean, log_sd.exp()[:, None, None]).log_prob(data[1]).sum((1, 2))
+    np.testing.assert_allclose(likelihood(draws, data), by_hand + N * 0.5 * np.log(2 * np.pi))
+    np.testing.assert_array_equal(likelihood.predict(draws, data[0], link=lambda outputs: outputs[0]).draws, mean)
+
+
 def test_the_module_given_is_not_touched(data):
     net = nn.Linear(3, 1).double()
     before = {name: value.clone() for name, value in net.state_dict().items()}

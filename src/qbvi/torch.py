@@ -150,7 +150,7 @@ class ModuleLikelihood:
         return -self.scale * self._losses(params, batch)
 
     def outputs(self, params: Tensors, inputs: Any) -> Tensor:
-        """What the module gives for ``inputs``: (S, rows, ...), or (rows, ...) at one point.
+        """What the module gives for ``inputs``: (S, rows, ...), or (rows, ...) at one point; in tuples or dicts where the module returns such.
 
         ``inputs`` is a tensor or array, a tuple of them for a module of several arguments, or a dict by argument.
         """
@@ -199,7 +199,8 @@ class ModuleLikelihood:
         n_draws, seed
             How many draws from a fit, and where they come from.
         link
-            From an output to what is to be averaged. By default probabilities, where the loss is a cross entropy of logits; else the output itself.
+            From what `outputs` gives, (S, rows, ...), to what is to be averaged. By default probabilities, where the loss is a cross entropy of logits; else the outputs
+            themselves.
         """
         link = _default_link(self.loss) if link is None else link
         outputs = self.outputs(self._drawn(posterior, n_draws, seed), inputs)
@@ -241,7 +242,7 @@ class ModuleLikelihood:
                 return function(points, *args)
             many = self._vectorised(function.__name__, len(args))
             size = self._chunk(args[0])
-            return torch.cat([many(chunk, *args) for chunk in _chunks(points, size)])
+            return _joined([many(chunk, *args) for chunk in _chunks(points, size)])
 
     def _vectorised(self, name: str, n_args: int) -> Callable[..., Tensor]:
         """A method of one point as a function of many; made once, so that it is compiled once."""
@@ -475,6 +476,16 @@ def _chunks(points: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]
     portion = -(-n // max(1, -(-n // size)))
     for start in range(0, n, portion):
         yield {name: value[start : start + portion] for name, value in points.items()}
+
+
+def _joined(parts: list[Any]) -> Any:
+    """Outputs of several portions end to end; a module may return tensors in tuples and dicts."""
+    first = parts[0]
+    if isinstance(first, dict):
+        return {name: _joined([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined(list(same)) for same in zip(*parts, strict=True))
+    return torch.cat(parts)
 
 
 def _activation_bytes(net: nn.Module, forward: Callable[[], Any]) -> int:
