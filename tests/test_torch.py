@@ -1,6 +1,7 @@
 """Modules as likelihoods, loaders as data, against closed forms and loops."""
 
 import functools
+import pickle
 import subprocess
 import sys
 
@@ -108,6 +109,57 @@ def test_reductions_of_the_loss_play_no_part(data, reduction):
         np.testing.assert_allclose(module_likelihood(reference.net, loss)(draws, batch), module(draws, batch))
     one = {name: value[0] for name, value in draws.items()}
     torch.testing.assert_close(module.terms(one, batch).sum(), module(one, batch))
+
+
+def test_losses_of_all_outputs_of_a_row_are_summed(data):
+    likelihood = module_likelihood(nn.Linear(3, 2).double(), nn.MSELoss())
+    draws = drawn(likelihood, 4)
+    target = torch.cat([data[1], -data[1]], 1)
+    np.testing.assert_allclose(likelihood(draws, (data[0], target)), linear_values(draws, data[0], target))
+    assert likelihood.terms(draws, (data[0], target)).shape == (4, N)
+
+
+def test_modules_that_vmap_cannot_follow_go_one_by_one():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.last = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.last(self.cell(x)[0][:, -1])
+
+    net, batch = Recurrent(), (torch.randn(5, 4, 2), torch.randn(5, 1))
+    mapped, single = (module_likelihood(net, nn.MSELoss(), chunk_size=size) for size in (None, 1))
+    draws = drawn(single, 3)
+    with pytest.raises(RuntimeError, match="pass chunk_size=1 to go through them one by one"):
+        mapped(draws, batch)
+    for s, value in enumerate(single(draws, batch)):
+        torch.nn.utils.vector_to_parameters(
+            torch.cat([torch.as_tensor(draws[name][s]).flatten() for name in draws]).float(), net.parameters()
+        )
+        with torch.no_grad():
+            np.testing.assert_allclose(value, -((net(batch[0]) - batch[1]) ** 2).sum(), rtol=1e-5)
+
+
+def test_a_checkpoint_knows_likelihood_and_tensors_again(data, tmp_path):
+    likelihood = linear()
+    method = qbvi.QBVI(n_samples=20, stop=(qbvi.MaxIterations(6),), n_fresh=20)
+
+    def fitted(data):
+        kept = {"checkpoint": tmp_path / "run.qbvi", "method": method, "seed": 1}
+        return qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=data, batch_size=20, **kept)
+
+    first, again = fitted(data), fitted(data)
+    np.testing.assert_array_equal(again.mean["weight"], first.mean["weight"])
+    with pytest.raises(qbvi.CheckpointError, match="what differs: data"):
+        fitted((data[0], data[1] + 1))
+
+
+def test_likelihoods_travel(data):
+    likelihood = linear()
+    draws = drawn(likelihood, 4)
+    expected = likelihood(draws, data)  # a used one, with all that it remembers
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(likelihood))(draws, data), expected)
 
 
 def test_values_keep_to_float64_where_the_module_computes_in_float32(data):

@@ -6,7 +6,8 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Real
 from typing import Any
@@ -67,7 +68,8 @@ def module_likelihood(
         Nats in one unit of loss: 1 for a loss that is minus a log-density (cross entropy), ``1 / (2 * sd**2)`` for a squared error under
         Gaussian noise of standard deviation ``sd``. Values below 1 temper the likelihood.
     chunk_size
-        Draws in one forward pass. By default as many as keep the activations at some ten megabytes (a gigabyte on a GPU).
+        Draws in one forward pass. By default as many as keep the activations at some ten megabytes (a gigabyte on a GPU). With 1 the draws go one by one, without
+        ``torch.vmap``: slower, and for modules that it cannot follow, such as recurrent ones.
     compile
         Whether to compile the pass with ``torch.compile``, or in which of its modes; ``"reduce-overhead"`` is CUDA graphs.
 
@@ -135,8 +137,6 @@ class ModuleLikelihood:
     scale: float = 1.0
     chunk_size: int | None = None
     compile: bool | str = False
-    _made: dict[str, Callable[..., Any]] = field(default_factory=dict, repr=False)
-    _bytes: dict[str, int] = field(default_factory=dict, repr=False)
 
     def __call__(self, params: Tensors, batch: Any) -> Tensor:
         """Log-likelihood of a batch ``(inputs, targets)``: (S,) for stacked draws, a number for one point.
@@ -222,6 +222,19 @@ class ModuleLikelihood:
         more = " ..." if len(self.prior) > 6 else ""
         return f"ModuleLikelihood({type(self.net).__name__}, {total:,} parameters: {', '.join(shown)}{more})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_made", "_bytes")}
+
+    @functools.cached_property
+    def _made(self) -> dict[str, Callable[..., Any]]:
+        """Functions of many draws, by the method of one draw."""
+        return {}
+
+    @functools.cached_property
+    def _bytes(self) -> dict[str, int]:
+        """Bytes of the activations of one draw, by the shapes of its inputs."""
+        return {}
+
     def _losses(self, params: Tensors, batch: Any) -> Tensor:
         """Loss of every row: (S, rows), or (rows,)."""
         inputs, targets = _pair(batch)
@@ -240,9 +253,12 @@ class ModuleLikelihood:
         with torch.no_grad():
             if _is_one(points, self.prior):
                 return function(points, *args)
-            many = self._vectorised(function.__name__, len(args))
             size = self._chunk(args[0])
-            return _joined([many(chunk, *args) for chunk in _chunks(points, size)])
+            if size == 1:
+                return _joined([_stacked(function(_first(one), *args)) for one in _chunks(points, 1)])
+            many = self._vectorised(function.__name__, len(args))
+            with _explained():
+                return _joined([many(chunk, *args) for chunk in _chunks(points, size)])
 
     def _vectorised(self, name: str, n_args: int) -> Callable[..., Tensor]:
         """A method of one point as a function of many; made once, so that it is compiled once."""
@@ -476,6 +492,29 @@ def _chunks(points: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]
     portion = -(-n // max(1, -(-n // size)))
     for start in range(0, n, portion):
         yield {name: value[start : start + portion] for name, value in points.items()}
+
+
+def _first(points: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value[0] for name, value in points.items()}
+
+
+def _stacked(output: Any) -> Any:
+    """An output of one draw as one of a stack of one."""
+    if isinstance(output, dict):
+        return {name: _stacked(part) for name, part in output.items()}
+    return tuple(map(_stacked, output)) if isinstance(output, tuple | list) else output[None]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What `torch.vmap` cannot follow, one draw after the other can."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "atching rule" not in str(error) and "vmap" not in str(error):
+            raise
+        msg = f"`net` or `loss` cannot be mapped over the draws by torch.vmap; pass chunk_size=1 to go through them one by one ({str(error).splitlines()[0]})"
+        raise RuntimeError(msg) from error
 
 
 def _joined(parts: list[Any]) -> Any:

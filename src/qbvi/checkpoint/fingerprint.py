@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_torch_array
+
+from qbvi.arrays import to_numpy
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -100,6 +103,8 @@ class _Walk:
             return _hashed(type(value).__name__, value.hex() if isinstance(value, float) else repr(value))
         if isinstance(value, np.ndarray | np.generic):
             return self._array(np.asarray(value), depth)
+        if is_torch_array(value):
+            return _hashed(str(value.dtype), self._array(to_numpy(value), depth))
         if depth > _DEEPEST or id(value) in self._seen:
             return "again"
         self._seen.add(id(value))
