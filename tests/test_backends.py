@@ -232,7 +232,7 @@ def test_chunks_and_single_steps_come_to_the_same(on_jax):
     ids=["patience", "parameter change", "budget"],
 )
 def test_rules_stop_a_compiled_loop_where_they_stop_a_stepped_one(limits, on_jax):
-    method = qbvi.QBVI(n_samples=20, window=3, n_fresh=50, stop=limits.pop("stop", (qbvi.MaxIterations(300),)))
+    method = qbvi.QBVI(n_samples=20, window=10, n_fresh=50, stop=limits.pop("stop", (qbvi.MaxIterations(300),)))
     options = {"prior": NORMAL, "method": method} | limits
     assert_same(fitted(logistic, backend="jax", **options), fitted(logistic, **options))
 

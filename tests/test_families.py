@@ -196,6 +196,16 @@ def test_score_has_mean_zero_and_the_inverse_fisher_information_as_its_covarianc
 
 
 @every_case
+def test_mean_score_is_the_mean_of_the_weighted_scores(case, rng, xp):
+    family, q = case
+    theta, weights = draws(family, q, rng, xp, 7), xp.asarray(rng.standard_normal(7) + 3.0)
+    expected = np.mean(to_numpy(weights)[:, None] * to_numpy(family.score(q, theta)), axis=0)
+    np.testing.assert_allclose(
+        to_numpy(family.mean_score(q, theta, weights)), expected, rtol=1e-10, atol=1e-12 * np.abs(expected).max()
+    )
+
+
+@every_case
 def test_score_times_a_function_of_the_statistics_gives_its_coefficients(case, rng, xp):
     family, q = case
     theta = draws(family, q, rng, xp, 20_000)

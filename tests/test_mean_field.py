@@ -217,7 +217,7 @@ def test_every_estimator_serves_the_product(estimator):
         theta = family.transport(q, np.random.default_rng(seed).standard_normal((100, family.dim)))
         values = case.log_likelihood(model.constrain(theta))
         h = family.residual(q, theta, values + model.log_prior(theta))
-        batch = Batch(theta, values + prior.remaining(theta), h, prior.eta - family.natural(q), 1)
+        batch = Batch(theta, values + prior.remaining(theta), h, prior.eta, 1)
         estimate = ESTIMATORS[estimator]
         directions.append(estimate(family, q, batch, estimate.init(family, q))[0])
     directions = np.array(directions)

@@ -222,8 +222,7 @@ class QBVI:
         """Turn the function's values at the draws into the next state."""
         xp = array_namespace(state.q)
         h = family.residual(state.q, theta, values.log_joint)
-        known = eta - family.natural(state.q)
-        batch = Batch(theta, values.f, h, known, self._draws.group_size(self.n_samples))
+        batch = Batch(theta, values.f, h, eta, self._draws.group_size(self.n_samples))
         direction, memory = self._estimator(family, state.q, batch, state.memory)
         update, carry = self._chain(direction, state.carry, Where(family, state.q, state.t))
         finite = xp.all(xp.isfinite(update))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import array_api_compat
@@ -35,7 +36,15 @@ def array_namespace(*arrays: Array) -> Any:
     >>> array_namespace(np.ones(2)).sum(np.ones(2))
     np.float64(2.0)
     """
-    return array_api_compat.array_namespace(*arrays)
+    kinds = set(map(type, arrays))
+    found = _NAMESPACES.get(kinds.pop()) if len(kinds) == 1 else None
+    if found is None:
+        found = array_api_compat.array_namespace(*arrays)
+        _NAMESPACES[type(arrays[0])] = found
+    return found
+
+
+_NAMESPACES: dict[type, Any] = {}  # by class: a step of few draws asks as often as it computes
 
 
 def to_numpy(array: Array) -> NDArray[np.float64]:
@@ -117,15 +126,18 @@ def unpack_symmetric(packed: Array, d: int) -> Array:
     return xp.reshape(xp.take(scaled, take, axis=-1), (*packed.shape[:-1], d, d))
 
 
+@lru_cache(maxsize=32)
 def _packed_positions(d: int) -> NDArray[np.int64]:
     row, column = np.tril_indices(d, -1)
     return np.concatenate([np.arange(d) * (d + 1), row * d + column])
 
 
+@lru_cache(maxsize=32)
 def _packed_scales(d: int) -> NDArray[np.float64]:
     return np.concatenate([np.ones(d), np.full(d * (d - 1) // 2, np.sqrt(2.0))])
 
 
+@lru_cache(maxsize=32)
 def _unpacked_positions(d: int) -> NDArray[np.int64]:
     position = np.zeros((d, d), dtype=np.int64)
     position[np.arange(d), np.arange(d)] = np.arange(d)

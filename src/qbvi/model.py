@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, Self
 
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
-from qbvi.supports import Elementwise, Shape, UserDefinedError, like
+from qbvi.supports import Elementwise, Shape, UserDefinedError
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
 
@@ -75,6 +76,11 @@ class Parameter:
         if self.is_native:
             return array_namespace(u).zeros_like(u[:, 0])
         return self.distribution.support.log_jacobian(u[:, self.columns], self.shape)
+
+    @cached_property
+    def constant(self) -> float:
+        """Of a prior that is Gaussian in ``u``: what its log density has besides the quadratic form."""
+        return float(self.distribution.log_prob_unconstrained(np.zeros((1, self.distribution.dim)))[0])
 
     def quadratic(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
         """Coefficients of a prior that is Gaussian in ``u``, else None."""
@@ -374,9 +380,7 @@ def _check_lengths(parameters: tuple[Parameter, ...], arrays: list[NDArray[np.fl
 def _remainder(parameter: Parameter, u: Array) -> Array:
     if parameter.quadratic() is None:
         return parameter.log_prior(u)
-    distribution = parameter.distribution
-    constant = distribution.log_prob_unconstrained(like(u, np.zeros((1, distribution.dim))))
-    return array_namespace(u).broadcast_to(constant, (u.shape[0],))
+    return array_namespace(u).full_like(u[:, 0], parameter.constant)
 
 
 def _total(terms: Iterable[Array]) -> Array:

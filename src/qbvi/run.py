@@ -22,7 +22,7 @@ from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluatio
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
-from qbvi.random import HostStreams, Independent, seed_words
+from qbvi.random import Independent, Streams, seed_words
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 from qbvi.threads import one_blas_thread
@@ -182,7 +182,7 @@ class Run:
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
         self._core = Core(self.model, self.family, self.algorithm, self.backend)
         self._keys = tuple(self.backend.put(seed_words(streams[i])) for i in (0, 2))
-        self._host_streams = HostStreams(seed_words(streams[0]))
+        self._streams = Streams(self._keys[0], getattr(self.backend.namespace, self.backend.dtype))
         self._history = History(self.algorithm.window)
         self._state: Any = None
         self.number = 0
@@ -290,8 +290,9 @@ class Run:
         if not getattr(self.algorithm, "is_array_api", False) or getattr(self.algorithm, "draws_on_host", False):
             with self.backend.active():
                 return self.algorithm.ask(self.family, self._state, self._draws)
-        if self.backend.is_host:
-            return self.algorithm.ask(self.family, self._state, self._host_streams.at(t))
+        if not self.backend.is_compiled:
+            with self.backend.active():
+                return self.algorithm.ask(self.family, self._state, self._streams.at(t))
         return self._do(self._core, "ask", self._state, self._keys[0], self.backend.put(np.asarray(t, dtype=np.int32)))
 
     def _do(self, owner: Any, name: str, *arguments: Any) -> Any:

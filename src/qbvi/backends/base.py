@@ -96,6 +96,14 @@ class Backend(ABC):
         with self.active():
             return mapped_tree(self.asarray, tree)
 
+    def put_rows(self, data: Tree) -> Tree:
+        """Bring the arrays of the user's data to the device, or to the devices that share their rows."""
+        return self.put(data)
+
+    def shared(self, points: Any, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """What the function is given, spread over several devices where there are; there may then be more points, to be ignored."""
+        return points, batch
+
     def fetch(self, tree: Tree) -> Tree:
         """Copy all arrays of a tree to the host."""
         with self.active():

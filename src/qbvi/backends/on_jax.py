@@ -34,7 +34,11 @@ class OnJax(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnJax:
-        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``."""
+        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``; several as a list or a mesh."""
+        if isinstance(device, list | tuple | jax.sharding.Mesh):
+            from qbvi.backends.on_mesh import OnMesh
+
+            return OnMesh.of(device, dtype)
         if device is None or isinstance(device, jax.Device):
             return cls(device or jax.devices()[0], dtype)
         platform, _, number = str(device).partition(":")
@@ -51,7 +55,7 @@ class OnJax(Backend):
 
     def active(self) -> AbstractContextManager[Any]:
         """With 64 bits where they were asked for, and new arrays on the device."""
-        return _active(self.device, self.dtype)
+        return active_on(self.device, self.dtype)
 
     def owns(self, value: Any) -> bool:
         """Whether it is a JAX array, or stands for one while a function is compiled."""
@@ -66,7 +70,7 @@ class OnJax(Backend):
 
     def upload(self, array: NDArray[Any]) -> Array:
         """Put it on the device."""
-        return jax.device_put(array, self.device)
+        return jax.device_put(array, self._place)
 
     def to_host(self, array: Array) -> NDArray[Any]:
         """Wait for it, and copy it."""
@@ -90,7 +94,7 @@ class OnJax(Backend):
 
     def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
         """What the compiler plans for the intermediate results of a call."""
-        plan = _Compiled(function, self.device).lower(points, batch).compile().memory_analysis()
+        plan = _Compiled(function, self._place).lower(points, batch).compile().memory_analysis()
         return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
 
     def free_bytes(self) -> float:
@@ -126,11 +130,16 @@ class OnJax(Backend):
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
         """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
-        return _jitted(owner, name, self.device)
+        return _jitted(owner, name, self._place)
 
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``jax.eval_shape``: nothing is computed or compiled."""
         return jax.eval_shape(function, *arguments)
+
+    @property
+    def _place(self) -> Any:
+        """Where arrays are: a device, or a sharding."""
+        return self.device
 
 
 _MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
@@ -138,15 +147,16 @@ _LARGE = 2**20  # bytes from which on a captured array is handed to the program 
 
 
 @lru_cache(maxsize=_MOST_FUNCTIONS)
-def _jitted(owner: Any, name: str, device: Any) -> _Compiled:
-    return _Compiled(getattr(owner, name), device)
+def _jitted(owner: Any, name: str, place: Any) -> _Compiled:
+    """A method, compiled for a device, or for the devices of a sharding, on which it then leaves what it returns."""
+    return _Compiled(getattr(owner, name), place)
 
 
 class _Compiled:
     """``jax.jit``, but large arrays that the function captured are arguments of the program: they are neither copied nor compiled."""
 
-    def __init__(self, function: Callable[..., Any], device: Any) -> None:
-        self._function, self._device = function, device
+    def __init__(self, function: Callable[..., Any], place: Any) -> None:
+        self._function, self._place = function, place
         self._made: dict[Any, tuple[Any, list[Any], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
@@ -177,20 +187,23 @@ class _Compiled:
             return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))(*flat)
 
         large = [array for array, out in zip(traced.consts, is_large, strict=True) if out]
-        return jax.jit(program), jax.device_put(large, self._device), jax.tree.structure(shapes)
+        options = {"out_shardings": self._place} if isinstance(self._place, jax.sharding.Sharding) else {}
+        return jax.jit(program, **options), jax.device_put(large, self._place), jax.tree.structure(shapes)
 
     def _check(self, array: Any) -> None:
-        if isinstance(array, jax.Array) and array.committed and self._device not in array.devices():
+        here = getattr(self._place, "device_set", {self._place})
+        if isinstance(array, jax.Array) and array.committed and not here & array.devices():
             there = ", ".join(map(str, array.devices()))
             msg = (
-                f"`log_likelihood` must have all its arrays on {self._device}, which is where the fit is, got one on {there}: "
+                f"`log_likelihood` must have all its arrays on {', '.join(sorted(map(str, here)))}, which is where the fit is, got one on {there}: "
                 "move it with jax.device_put, or pass `device`"
             )
             raise BackendError(msg)
 
 
 @contextmanager
-def _active(device: Any, dtype: str) -> Iterator[None]:
+def active_on(device: Any, dtype: str) -> Iterator[None]:
+    """With 64 bits where they were asked for, and new arrays on the device."""
     precision = jax.enable_x64(True) if dtype == "float64" else nullcontext()
     with precision, jax.default_device(device):
         yield

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple, Protocol
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family
 
-__all__ = ["Batch", "Estimator", "leave_group_out"]
+__all__ = ["Batch", "Estimator", "known", "leave_group_out"]
 
 
 class Batch(NamedTuple):
     """The draws of one step and what the black box said of them."""
 
     theta: Array  # (n, d) draws from q
-    f: Array  # (n,) log-likelihood, with the part of the log prior that `known` does not carry
+    f: Array  # (n,) log-likelihood, with the part of the log prior that `eta` does not carry
     h: Array  # (n,) residual log p(y, theta) - log q(theta)
-    known: Array  # (k,) eta - lam: the part of the natural gradient that needs no draws
+    eta: Array  # (k,) what the natural parameter has of the prior
     group_size: int  # how many draws depend on each other, see `qbvi.random.Draws`
 
 
@@ -30,6 +30,11 @@ class Estimator(Protocol):
     def __call__(self, family: Family, q: Array, batch: Batch, memory: Any) -> tuple[Array, Any]:
         """Return the direction (k,) and the memory for the next batch."""
         ...
+
+
+def known(family: Family, q: Array, batch: Batch) -> Array:
+    r"""The part :math:`\eta - \lambda` of the natural gradient that needs no draws: (k,)."""
+    return batch.eta - family.natural(q)
 
 
 def leave_group_out(values: Array, group_size: int) -> Array:

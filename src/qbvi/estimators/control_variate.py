@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.estimators.base import Batch
+from qbvi.estimators.base import Batch, known
 from qbvi.families.base import Family
 
 __all__ = ["ControlVariate"]
@@ -44,7 +44,7 @@ class ControlVariate:
         """Average with the remembered coefficients; remember new ones."""
         xp = array_namespace(q)
         score = family.score(q, batch.theta)
-        direction = batch.known + xp.mean(score * (batch.f[:, None] - memory), axis=0)
+        direction = known(family, q, batch) + xp.mean(score * (batch.f[:, None] - memory), axis=0)
         centre = xp.mean(batch.f) if self.centred else xp.zeros_like(xp.mean(batch.f))
         weighted = score * (batch.f - centre)[:, None]
         n = batch.f.shape[0]

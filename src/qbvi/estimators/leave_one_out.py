@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qbvi.arrays import Array, array_namespace
-from qbvi.estimators.base import Batch, leave_group_out
+from qbvi.arrays import Array
+from qbvi.estimators.base import Batch, known, leave_group_out
 from qbvi.families.base import Family
 
 __all__ = ["LeaveOneOut"]
@@ -30,6 +30,5 @@ class LeaveOneOut:
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average against the baseline."""
-        xp = array_namespace(q)
         centred = batch.f - leave_group_out(batch.f, batch.group_size)
-        return batch.known + xp.mean(family.score(q, batch.theta) * centred[:, None], axis=0), memory
+        return known(family, q, batch) + family.mean_score(q, batch.theta, centred), memory

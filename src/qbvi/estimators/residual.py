@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qbvi.arrays import Array, array_namespace
+from qbvi.arrays import Array
 from qbvi.estimators.base import Batch, leave_group_out
 from qbvi.families.base import Family
 
@@ -33,6 +33,5 @@ class Residual:
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average against the baseline."""
-        xp = array_namespace(q)
         centred = batch.h - leave_group_out(batch.h, batch.group_size)
-        return xp.mean(family.score(q, batch.theta) * centred[:, None], axis=0), memory
+        return family.mean_score(q, batch.theta, centred), memory

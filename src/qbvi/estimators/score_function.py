@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qbvi.arrays import Array, array_namespace
-from qbvi.estimators.base import Batch
+from qbvi.arrays import Array
+from qbvi.estimators.base import Batch, known
 from qbvi.families.base import Family
 
 __all__ = ["ScoreFunction"]
@@ -32,5 +32,4 @@ class ScoreFunction:
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average."""
-        xp = array_namespace(q)
-        return batch.known + xp.mean(family.score(q, batch.theta) * batch.f[:, None], axis=0), memory
+        return known(family, q, batch) + family.mean_score(q, batch.theta, batch.f), memory

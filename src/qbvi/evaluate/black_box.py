@@ -137,7 +137,8 @@ class BlackBox:
         blocks = [rows(points, block) for block in asked]
         for j, outcomes in self._run(blocks, batch, is_first):
             for i, outcome in zip(asked[j], outcomes, strict=True):
-                _raise_if_bug(outcome.failure, is_first)
+                if outcome.failure is not None:
+                    _raise_if_bug(outcome.failure, is_first)
                 yield i, outcome
 
     def _run(

@@ -89,7 +89,12 @@ class Calls:
             failure = _from_exception(error, row(block, 0), time.perf_counter() - start)
             return [Outcome(np.nan, 0.0, replace(failure, parameters=row(block, i))) for i in range(n)]
         seconds = time.perf_counter() - start
-        return [_judged(float(values[i]), float(sds[i]), row(block, i), seconds) for i in range(n)]
+        outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
+        for i in np.flatnonzero(
+            ~np.isfinite(values)
+        ).tolist():  # few, where there are any: points are copied for these alone
+            outcomes[i] = _judged(outcomes[i].value, outcomes[i].noise_sd, row(block, i), seconds)
+        return outcomes
 
 
 def blocks_of(n: int, vectorized: bool | int) -> list[range]:

@@ -74,10 +74,12 @@ class DeviceFunction:
         """The same in one call, however many points there are."""
         call, n = self.function.value, count(points)
         with self.backend.explained():
+            points, batch = self.backend.shared(points, batch)
             if self.vectorized:
-                return self._numbers(call(points, *batch), (n,))
-            values, noise_sd = self.backend.mapped(lambda point: self._numbers(call(point, *batch), ()))(points)
-            return values, noise_sd
+                values, noise_sd = self._numbers(call(points, *batch), (count(points),))
+            else:
+                values, noise_sd = self.backend.mapped(lambda point: self._numbers(call(point, *batch), ()))(points)
+            return values[:n], noise_sd[:n]
 
     def _numbers(self, returned: Any, shape: tuple[int, ...]) -> tuple[Array, Array]:
         """A value, or a value and the standard deviation of its noise, as arrays of the backend."""
@@ -133,15 +135,21 @@ class DeviceBox(BlackBox):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        block = None if isinstance(self.vectorized, bool) else self.vectorized
-        self.likelihood = DeviceFunction(Identity(self.function), bool(self.vectorized), self.backend, block)
+        self.likelihood = DeviceFunction(Identity(self.function), bool(self.vectorized), self.backend)
+        self._most = math.inf if isinstance(self.vectorized, bool) else self.vectorized
+        self._each = None if self._most == math.inf else 0.0  # bytes that a call needs for each of its points; None before that is known
+        self._planned = 0  # points of the call that was planned last
 
     def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
         """Choose how many points a call may have; ``points`` need only have shapes."""
-        if self.likelihood.block is None:
-            needed = _bytes_per_point(self.likelihood, points, batch)
-            most = self.backend.free_bytes() / needed if needed else math.inf
-            self.likelihood = replace(self.likelihood, block=None if most >= count(points) else max(1, int(most)))
+        self._planned = n = count(points)
+        if self._each is None:
+            self._each = _bytes_per_point(self.likelihood, points, batch)
+        fitting = math.floor(self.backend.free_bytes() / self._each) if self._each else n
+        # A power of two, so that what other programs do to the memory rarely means another compilation.
+        fitting = n if fitting >= n else 2 ** (max(fitting, 1).bit_length() - 1)
+        block = int(min(fitting, self._most))
+        self.likelihood = replace(self.likelihood, block=block if block < n else None)
 
     def __call__(
         self,
@@ -195,16 +203,18 @@ class DeviceBox(BlackBox):
         """
         if not self.backend.is_compiled:  # what the function does to its argument is its own affair
             points = mapped_tree(lambda x: array_namespace(x).asarray(x, copy=True), points)
+        if count(points) != self._planned:
+            self.plan(points, batch)
         while True:
             try:
                 with self.backend.explained():
                     values, noise_sd = self.backend.compiled(self.likelihood, "__call__")(points, batch)
                 return values, noise_sd
             except Exception as error:
-                block = min(self.likelihood.block or count(points), count(points)) // 2
-                if not self.backend.is_out_of_memory(error) or block < 1:
+                self._most = (self.likelihood.block or count(points)) // 2
+                if not self.backend.is_out_of_memory(error) or self._most < 1:
                     raise
-                self.likelihood = replace(self.likelihood, block=block)
+                self.likelihood = replace(self.likelihood, block=self._most)
 
 
 class FromHost:
@@ -222,9 +232,7 @@ class FromHost:
         n = count(points)
         with self._backend.active():
             padded = mapped_tree(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
-            there = self._backend.put(padded)
-            self._box.plan(there, batch)
-            values, noise_sd = self._box.raw(there, batch)
+            values, noise_sd = self._box.raw(self._backend.put(padded), batch)
             return self._backend.to_host(values)[:n], self._backend.to_host(noise_sd)[:n]
 
     def _size(self, n: int) -> int:
@@ -267,7 +275,7 @@ class DeviceBatches:
         data = _arrays(self.batches.data)
         for part in leaves(data):
             self._check(part)
-        return self.backend.put(data)
+        return self.backend.put_rows(data)
 
     @property
     def example(self) -> Any:

@@ -92,6 +92,10 @@ class Family(ABC):
         .. math:: \nabla_m \log q(\theta) = I(\lambda)^{-1} (\phi(\theta) - m)
         """
 
+    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+        """Mean over the draws of their score times a weight: (n, d), (n,) -> (k,)."""
+        return array_namespace(q, theta).mean(weights[:, None] * self.score(q, theta), axis=0)
+
     @abstractmethod
     def score_variance(self, q: Array) -> Array:
         """Variance under q of each entry of `score` (k,): the diagonal of I(lam)^-1."""

@@ -135,6 +135,18 @@ class Gaussian(GaussianFamily):
         second = 0.5 * (v[:, :, None] * v[:, None, :] - K.T @ K)
         return xp.concat([first, pack_symmetric(second)], axis=-1)
 
+    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+        r"""From the weighted moments of the whitened draws, without the (n, k) scores.
+
+        .. math:: b = \tfrac1n \sum w z, \quad C = \tfrac1n \sum w (z z' - I), \quad g_2 = \tfrac12 L^{-T} C L^{-1}, \quad g_1 = L^{-T} b - 2 g_2 \mu
+        """
+        xp = array_namespace(q, theta)
+        mu, _, K = self._open(q)
+        z, w = self.whiten(q, theta), weights / weights.shape[0]
+        C = (w[:, None] * z).T @ z - xp.sum(w) * xp.eye(self.dim, dtype=q.dtype, device=device(q))
+        second = 0.5 * (K.T @ C @ K)
+        return xp.concat([K.T @ (w @ z) - 2 * second @ mu, pack_symmetric(0.5 * (second + second.T))])
+
     def score_variance(self, q: Array) -> Array:
         r"""Closed-form variances of the score (paper, Appendix "Variance of the gradients") in O(d^2).
 
@@ -365,6 +377,14 @@ class DiagonalGaussian(GaussianFamily):
         v = (theta - mu) / s**2
         second = 0.5 * (v**2 - 1 / s**2)
         return array_namespace(q, theta).concat([v - 2 * mu * second, second], axis=-1)
+
+    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+        """As `Gaussian.mean_score`, element-wise."""
+        xp = array_namespace(q, theta)
+        mu, s = self._open(q)
+        z, w = self.whiten(q, theta), (weights / weights.shape[0])[:, None]
+        second = 0.5 * xp.sum(w * (z**2 - 1), axis=0) / s**2
+        return xp.concat([xp.sum(w * z, axis=0) / s - 2 * mu * second, second])
 
     def score_variance(self, q: Array) -> Array:
         """Closed-form variances of the score: (1/s^2 + 2 mu^2/s^4, 1/(2 s^4))."""

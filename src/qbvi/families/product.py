@@ -111,6 +111,10 @@ class Product(Family):
         parts = zip(self._parts(), self._open(q), strict=True)
         return self._join([f.score(part, self._pick(theta, c)) for (f, c), part in parts])
 
+    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+        """Mean scores of the factors, end to end: (n, d), (n,) -> (k,)."""
+        return self._join(self._by_factor(lambda f, part, block: f.mean_score(part, block, weights), q, theta))
+
     def score_variance(self, q: Array) -> Array:
         """Variances of the factors' scores, end to end."""
         return self._join([f.score_variance(part) for f, part in zip(self.factors, self._open(q), strict=True)])
