@@ -23,7 +23,8 @@ __all__ = ["Fingerprint", "fingerprint"]
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _DEEPEST = 50  # levels of data in data
-_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_OWN = str(Path(__file__).parents[1])  # in a checkout as much a package as where it is installed
+_INSTALLED = {_OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
 
 
 @dataclass(frozen=True)
