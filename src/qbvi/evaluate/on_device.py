@@ -137,7 +137,9 @@ class DeviceBox(BlackBox):
         super().__post_init__()
         self.likelihood = DeviceFunction(Identity(self.function), bool(self.vectorized), self.backend)
         self._most = math.inf if isinstance(self.vectorized, bool) else self.vectorized
-        self._each = None if self._most == math.inf else 0.0  # bytes that a call needs for each of its points; None before that is known
+        self._each = (
+            None if self._most == math.inf else 0.0
+        )  # bytes that a call needs for each of its points; None before that is known
         self._planned = 0  # points of the call that was planned last
 
     def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
