@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -223,21 +222,17 @@ def test_chunks_and_single_steps_come_to_the_same(on_jax):
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [
-        {"stop": (qbvi.Patience(5), qbvi.MaxIterations(300))},
-        {"stop": qbvi.ParameterChange(0.2, steps=9)},
-        {"max_evals": 733},
-    ],
+    ("stop", "max_evals"),
+    [(qbvi.Patience(5), None), (qbvi.ParameterChange(0.2, steps=9), None), (qbvi.MaxIterations(300), 733)],
     ids=["patience", "parameter change", "budget"],
 )
-def test_rules_stop_a_compiled_loop_where_they_stop_a_stepped_one(limits, on_jax):
-    method = qbvi.QBVI(n_samples=20, window=10, n_fresh=50, stop=limits.pop("stop", (qbvi.MaxIterations(300),)))
-    options = {"prior": NORMAL, "method": method} | limits
+def test_rules_stop_a_compiled_loop_where_they_stop_a_stepped_one(stop, max_evals, on_jax):
+    method = qbvi.QBVI(n_samples=20, window=10, n_fresh=50, stop=stop)
+    options = {"prior": NORMAL, "method": method, "max_evals": max_evals}
     assert_same(fitted(logistic, backend="jax", **options), fitted(logistic, **options))
 
 
-def compilations(jax, monkeypatch):
+def compilations(jax):
     """A list that grows by one name with every program that XLA compiles."""
     counted = []
 
@@ -261,11 +256,11 @@ def test_large_arrays_that_a_function_captured_are_not_compiled_into_it(on_jax):
         np.testing.assert_array_equal(compiled(points, ())[0], 2.0**18 - 1)
 
 
-def test_a_second_fit_compiles_nothing(on_jax, monkeypatch):
+def test_a_second_fit_compiles_nothing(on_jax):
     import jax
 
     options = {"prior": {"beta": qbvi.Normal(0, 2, shape=3)}, "backend": "jax", "batch_size": 20}
-    counted = compilations(jax, monkeypatch)
+    counted = compilations(jax)
     fitted(lambda_of_names, data={"x": X, "y": Y}, **options)
     first = len(counted)
     fitted(lambda_of_names, data={"x": X + 1, "y": Y}, **options | {"seed": 7, "max_evals": 150})
@@ -458,6 +453,23 @@ def test_draws_are_split_so_that_a_call_fits_into_memory(backend, vectorized, mo
         assert max(shape[0] for shape in sizes[-2:]) <= box.likelihood.block
 
 
+def test_fresh_draws_are_made_in_parts_where_they_are_many(monkeypatch):
+    """Three parts of sixteen draws in place of fifty at once; the bound is that of all of them."""
+    whole = fitted(logistic, prior=NORMAL)
+    monkeypatch.setattr(qbvi.run, "_LOOK_NUMBERS", 60)
+    sizes = []
+
+    def watched(beta):
+        sizes.append(len(beta))
+        return logistic(beta)
+
+    parted = fitted(watched, prior=NORMAL)
+    assert sizes[-3:] == [16, 16, 16]
+    assert parted.report.khat_draws == 48
+    np.testing.assert_array_equal(parted.q, whole.q)
+    assert abs(parted.elbo - whole.elbo) < 5 * np.hypot(parted.elbo_se, whole.elbo_se)
+
+
 def test_a_device_without_memory_is_asked_for_less_and_less():
     torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -642,8 +654,7 @@ def test_what_is_compiled_goes_by_equality_where_there_is_one():
     function = logistic
     one, other = (DeviceFunction(Identity(function), True, find_backend("numpy")) for _ in range(2))
     assert hash(one) == hash(other)
-    with warnings.catch_warnings():
-        assert one == other
+    assert one == other
 
 
 def test_the_page_about_backends_runs_word_for_word(capsys):

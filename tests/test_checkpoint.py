@@ -388,6 +388,20 @@ def test_fingerprints_tell_things_apart_and_only_those(one, other):
     assert digests(one) == digests(one) != digests(other)
 
 
+def test_a_method_is_known_again_after_it_was_used():
+    program = """
+import qbvi
+from qbvi.checkpoint.fingerprint import fingerprint
+
+method = qbvi.QBVI(n_samples=4, stop=(qbvi.MaxIterations(2),), n_fresh=4)
+before = fingerprint("method", method)
+qbvi.fit(lambda x: -x * x, qbvi.Normal(0, 1), method=method, seed=1)
+print(before == fingerprint("method", method))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "True"
+
+
 def test_the_set_in_a_function_has_no_order():
     program = "from qbvi.checkpoint.fingerprint import fingerprint\nprint(fingerprint('f', lambda x: x in {'a', 'b', 'c', 'd'}).digests)"
     environments = [{**os.environ, "PYTHONHASHSEED": seed} for seed in "12"]

@@ -36,3 +36,22 @@ def test_variable_selection_beside_all_subsets(capsys):
     rows = re.findall(r"^ +\d+ +-?[\d.]+ +([\d.]+) +([\d.]+)$", text, re.MULTILINE)
     assert len(rows) == 12
     assert max(abs(float(ours) - float(exact)) for ours, exact in rows) < 0.02  # independence costs that little here
+
+
+def test_step_network_beside_what_it_is_compared_with(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("torch", reason='PyTorch is not installed: pip install "qbvi[torch]"')
+    pytest.importorskip("matplotlib", reason="pictures come with the extra qbvi[plots]").use("agg")
+    monkeypatch.chdir(tmp_path)
+    text = printed("step_network", capsys)
+    assert "before a step: 0.0" in text  # nothing for back-propagation to go by
+    scores = {name.strip(): float(score) for name, score in re.findall(r"^(.{44}) +(-[\d.]+) ", text, re.MULTILINE)}
+    best, step, line = (
+        scores[name] for name in ("the law that made the data", "step network, posterior", "linear model")
+    )
+    assert line < -0.25
+    assert -0.13 < step < best
+    assert scores["step network, its mean weights alone"] < step  # the spread of the posterior pays
+    unsure, sure = map(float, re.search(r"([\d.]+) % are right; of all others, ([\d.]+) %", text).groups())
+    assert unsure < 85
+    assert sure > 97
+    assert (tmp_path / "step_network.png").stat().st_size > 20_000

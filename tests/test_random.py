@@ -5,7 +5,7 @@ import pytest
 import scipy.stats
 
 from qbvi.arrays import to_numpy
-from qbvi.random import Antithetic, HostStreams, Independent, Sobol, Stream, seed_words, threefry
+from qbvi.random import Antithetic, Independent, Sobol, Stream, Streams, seed_words, threefry
 
 KINDS = [Independent(), Antithetic(), Sobol()]
 
@@ -88,7 +88,7 @@ def drawn(xp, t, shape, dtype="float64"):
 
 
 def test_a_stream_is_the_same_on_every_library(xp):
-    expected = HostStreams(seed_words(7)).at(3).standard_normal((5, 3))
+    expected = Streams(seed_words(7), np.float64).at(3).standard_normal((5, 3))
     np.testing.assert_allclose(drawn(xp, 3, (5, 3)), expected, rtol=1e-13, atol=1e-15)
 
 
@@ -116,7 +116,7 @@ def test_steps_calls_and_seeds_are_independent():
 
 
 def test_steps_drawn_ahead_are_the_steps_drawn_alone():
-    ahead = HostStreams(seed_words(7))
+    ahead = Streams(seed_words(7), np.float64)
     for t in (0, 1, 9, 3, 2**24 - 1):
         mine, alone = ahead.at(t), stream(np, t)
         for shape in ((3, 2), (3, 2), (5,)):
@@ -124,7 +124,7 @@ def test_steps_drawn_ahead_are_the_steps_drawn_alone():
 
 
 def test_what_was_drawn_ahead_may_be_overwritten():
-    ahead = HostStreams(seed_words(7))
+    ahead = Streams(seed_words(7), np.float64)
     first = ahead.at(0).standard_normal((4,))
     first[:] = 0.0
     np.testing.assert_array_equal(ahead.at(0).standard_normal((4,)), stream(np).standard_normal((4,)))

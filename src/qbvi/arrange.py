@@ -115,7 +115,7 @@ class KnownPrior:
             (
                 factor.log_base(u[:, list(columns)])
                 for factor, columns in _parts(self._family)
-                if starts.get(columns[0]) not in self._taken
+                if not isinstance(factor, GaussianFamily) and starts.get(columns[0]) not in self._taken
             ),
             start=0.0 * u[:, 0],
         )

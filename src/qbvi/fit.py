@@ -19,6 +19,7 @@ from qbvi.core import Core
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
+from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.naming import pick
@@ -84,7 +85,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         parameters (names, or column numbers where they have none) gives independent Gaussian blocks.
     data, batch_size
         Rows handed to the function: all of them, or ``batch_size`` at random, the same for all points of a step. The log-likelihood of a
-        batch is scaled by N / M.
+        batch is scaled by N / M. A PyTorch ``DataLoader`` as ``data`` brings its own batches.
     init
         A point to start from, on the constrained scale, or an earlier `qbvi.Fit`; by default the centre of the prior.
     n_starts
@@ -140,7 +141,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     """
     model, posterior = arrange(prior, family)
     library = find_backend(backend, device, dtype)
-    batches = _batches(log_likelihood, data, batch_size)
+    batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     n_starts = whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
@@ -201,7 +202,9 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
     if backend.is_host:
         return place
     if place.batches is not None:
-        place = place._replace(batches=DeviceBatches(place.batches, backend))
+        loads = isinstance(place.batches, LoaderBatches)
+        there = place.batches.on(backend) if loads else DeviceBatches(place.batches, backend)
+        place = place._replace(batches=there)
     reason = _reason_for_the_host(backend, *parts)
     if not reason:
         return place._replace(loop=backend)
@@ -210,18 +213,30 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
     return place._replace(function=function, vectorized=place.vectorized or True, words=words)
 
 
-def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None) -> Any:
+def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:
     """Rows for the function: of ``data``, or of the parts that a sharded one holds."""
     if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
     if not isinstance(log_likelihood, ShardedLikelihood):
+        if is_loader(data):
+            return _loader_batches(data, batch_size, checkpoint)
         size = None if batch_size is None else whole_number("batch_size", batch_size)
         return None if data is None else Batches(data, size)
     if data is not None:
         msg = "`data` must be left out with a qbvi.ShardedLikelihood, which holds its data in parts"
         raise ValueError(msg)
     return log_likelihood.batches
+
+
+def _loader_batches(data: Any, batch_size: int | None, checkpoint: Any) -> LoaderBatches:
+    if checkpoint is not None:
+        msg = "`checkpoint` cannot keep the place of a run in a DataLoader; pass the tensors themselves as `data`, with batch_size"
+        raise ValueError(msg)
+    if batch_size is not None:
+        msg = f"`batch_size` must be left out with a DataLoader, which has its own, {data.batch_size}; got {batch_size}"
+        raise ValueError(msg)
+    return LoaderBatches(data)
 
 
 def _part(checkpoint: str | os.PathLike[str], number: int) -> str:

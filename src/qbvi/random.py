@@ -22,11 +22,11 @@ from qbvi.arrays import Array, array_namespace, device
 __all__ = [
     "Antithetic",
     "Draws",
-    "HostStreams",
     "Independent",
     "Sobol",
     "Source",
     "Stream",
+    "Streams",
     "orthogonal_pairs",
     "seed_words",
     "threefry",
@@ -80,41 +80,48 @@ class Stream:
         return _normals(self.key, xp.reshape(xp.astype(self.t, xp.int32), (1,)), call, n, self.dtype)
 
 
-class HostStreams:
-    """The streams of one key on NumPy, each drawn for several steps at once: there an operation on few numbers costs as much as one on many.
+class Streams:
+    """The streams of one key where nothing is compiled, each drawn for several steps at once: there an operation on few numbers costs as much as one on many.
+
+    Parameters
+    ----------
+    key
+        As for `Stream`.
+    dtype
+        Of the draws.
 
     Examples
     --------
     >>> import numpy as np
     >>> key = seed_words(1)
     >>> alone = Stream(key, np.asarray(9, dtype=np.int32), np.float64).standard_normal((2,))
-    >>> bool(np.all(HostStreams(key).at(9).standard_normal((2,)) == alone))
+    >>> bool(np.all(Streams(key, np.float64).at(9).standard_normal((2,)) == alone))
     True
     """
 
-    def __init__(self, key: NDArray[np.int32]) -> None:
-        self.key = key
-        self._drawn: dict[tuple[int, int], tuple[int, NDArray[np.float64]]] = {}
+    def __init__(self, key: Array, dtype: Any) -> None:
+        self.key, self.dtype = key, dtype
+        self._drawn: dict[tuple[int, int], tuple[int, Array]] = {}
 
     def at(self, t: int) -> Stream:
         """The stream of step ``t``."""
-        return _Ahead(self.key, t, np.float64, self)
+        return _Ahead(self.key, t, self.dtype, self)
 
-    def draw(self, t: int, call: int, n: int) -> NDArray[np.float64]:
+    def draw(self, t: int, call: int, n: int) -> Array:
         """The ``n`` normals of one call of step ``t``."""
-        ahead = _AHEAD if n <= _FEW else 1
+        xp = array_namespace(self.key)
+        ahead = min(_MOST_AHEAD, max(1, _FEW // n))
         start, drawn = self._drawn.get((call, n), (t + 1, None))
         if drawn is None or not start <= t < start + ahead:
-            steps = np.arange(t, t + ahead, dtype=np.int32)
-            start, drawn = t, _normals(self.key, steps, call, n, np.float64)
+            steps = xp.arange(t, t + ahead, dtype=xp.int32, device=device(self.key))
+            start, drawn = t, _normals(self.key, steps, call, n, self.dtype)
             self._drawn[call, n] = start, drawn
-        mine: NDArray[np.float64] = drawn[t - start].copy()
-        return mine
+        return xp.asarray(drawn[t - start, :], copy=True)
 
 
 @dataclass
 class _Ahead(Stream):
-    streams: HostStreams
+    streams: Streams
 
     def _draw(self, call: int, n: int) -> Array:
         return self.streams.draw(self.t, call, n)
@@ -282,7 +289,7 @@ def threefry(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _MOST_STEPS = 2**24  # of one stream: the other bits of the counter tell the calls of a step apart
-_AHEAD, _FEW = 8, 20_000  # steps drawn at once on the host, unless they are more than a few numbers each
+_MOST_AHEAD, _FEW = 64, 160_000  # steps, and numbers, that are drawn at once where nothing is compiled
 
 
 def _normals(key: Array, steps: Array, call: int, n: int, dtype: Any) -> Array:

@@ -22,7 +22,7 @@ from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluatio
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
-from qbvi.random import HostStreams, Independent, seed_words
+from qbvi.random import Independent, Streams, seed_words
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, Stop
 from qbvi.threads import one_blas_thread
@@ -182,7 +182,7 @@ class Run:
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)
         self._core = Core(self.model, self.family, self.algorithm, self.backend)
         self._keys = tuple(self.backend.put(seed_words(streams[i])) for i in (0, 2))
-        self._host_streams = HostStreams(seed_words(streams[0]))
+        self._streams = Streams(self._keys[0], getattr(self.backend.namespace, self.backend.dtype))
         self._history = History(self.algorithm.window)
         self._state: Any = None
         self.number = 0
@@ -290,8 +290,9 @@ class Run:
         if not getattr(self.algorithm, "is_array_api", False) or getattr(self.algorithm, "draws_on_host", False):
             with self.backend.active():
                 return self.algorithm.ask(self.family, self._state, self._draws)
-        if self.backend.is_host:
-            return self.algorithm.ask(self.family, self._state, self._host_streams.at(t))
+        if not self.backend.is_compiled:
+            with self.backend.active():
+                return self.algorithm.ask(self.family, self._state, self._streams.at(t))
         return self._do(self._core, "ask", self._state, self._keys[0], self.backend.put(np.asarray(t, dtype=np.int32)))
 
     def _do(self, owner: Any, name: str, *arguments: Any) -> Any:
@@ -372,11 +373,11 @@ class Run:
         request = Request(self.number, self._do(self._core, "points", theta), batch, scale)
         evaluations = yield request
         self.number += 1
-        self._grope(bool(to_numpy(evaluations.ok).any()))
+        self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
         values: Values = self._do(self._core, "values", theta, *evaluations)
         return values
 
-    def _grope(self, is_some: bool) -> None:
+    def _count_dark_steps(self, is_some: bool) -> None:
         """Give up after too many steps in a row without one finite value."""
         self._dark = 0 if is_some else self._dark + 1
         if self._dark >= _DARKEST:
@@ -585,7 +586,7 @@ class _Chunks:
         for i in range(steps):
             self._box.count(told.raw[i])
             replay.name(i, told.raw[i])
-            run._grope(bool(np.isfinite(told.raw[i]).any()))
+            run._count_dark_steps(bool(np.isfinite(told.raw[i]).any()))
             turn = _Turn.of(partial(_row, made.told.left, i), _at(told.told, i), start + (i + 1) * pace)
             if i == steps - 1:
                 run._state = reached
@@ -611,10 +612,9 @@ class _Chunks:
         return Inputs(run._keys[0], there[0], run._core.eta, data, there[1], there[2])
 
     def _made(self, run: Run, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Made, Any]:
+        number = run.backend.put(np.asarray(steps, dtype=np.int32))
         with run.backend.explained():
-            made: tuple[Any, Made, Any] = run._do(
-                self._core, "advance", state, run.backend.put(np.asarray(steps, dtype=np.int32)), inputs
-            )
+            made: tuple[Any, Made, Any] = run._do(self._core, "advance", state, number, inputs)
         return made
 
 
@@ -630,22 +630,17 @@ class _Replay:
         ok = np.isfinite(raw)
         if ok.all():
             return
-        run, inputs = self._run, self._inputs
-        ahead = self._later(self._made)
-        self._state, _, _ = self._chunks._made(run, self._state, i - self._made, ahead)
+        run, box = self._run, self._chunks._box
+        self._state, _, _ = self._chunks._made(run, self._state, i - self._made, self._from(self._made))
         self._made = i
-        theta = run._do(
-            run._core, "ask", self._state, inputs.key, run.backend.put(np.asarray(0, dtype=np.int32)) + inputs.t + i
-        )
-        box = self._chunks._box
+        theta = run._do(run._core, "ask", self._state, self._inputs.key, self._from(i).t)
         box.note(box.name(run._do(run._core, "points", theta), raw), ok)
 
-    def _later(self, i: int) -> Inputs:
+    def _from(self, i: int) -> Inputs:
         """The inputs as step ``i`` of the chunk sees them."""
-        run, rows = self._run, self._inputs.rows
-        with run.backend.active():
-            later = None if rows is None else run.backend.namespace.roll(rows, -i, axis=0)
-            return self._inputs._replace(t=self._inputs.t + i, rows=later)
+        rows = self._inputs.rows
+        later = None if rows is None else self._run.backend.namespace.roll(rows, -i, axis=0)
+        return self._inputs._replace(t=self._inputs.t + i, rows=later)
 
 
 def _at(told: Told, i: int) -> Told:

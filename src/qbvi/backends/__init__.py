@@ -29,10 +29,10 @@ def find_backend(backend: str = "numpy", device: Any = None, dtype: Any = "float
     --------
     >>> str(find_backend("numpy"))
     'numpy on cpu, float64'
-    >>> find_backend("jacks")
+    >>> find_backend("pytorch")
     Traceback (most recent call last):
     ...
-    ValueError: `backend` must be one of 'numpy', 'jax', 'torch', 'cupy' (or such an object), got 'jacks'; did you mean 'jax'?
+    ValueError: `backend` must be one of 'numpy', 'jax', 'torch', 'cupy' (or such an object), got 'pytorch'; did you mean 'torch'?
     """
     if isinstance(backend, Backend):
         return backend

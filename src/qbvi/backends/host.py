@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, BackendError
+from qbvi.backends.base import Backend, BackendError, Tree
 
 __all__ = ["HOST", "Host"]
 
@@ -59,6 +59,14 @@ class Host(Backend):
     def to_host(self, array: Array) -> NDArray[Any]:
         """Nothing to do."""
         return np.asarray(array)
+
+    def put(self, tree: Tree) -> Tree:
+        """Nothing to do: numbers stay what they are."""
+        return tree
+
+    def fetch(self, tree: Tree) -> Tree:
+        """Nothing to do: numbers stay what they are."""
+        return tree
 
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """One call after the other."""

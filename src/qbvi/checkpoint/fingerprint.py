@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_torch_array
+
+from qbvi.arrays import to_numpy
 
 __all__ = ["Fingerprint", "fingerprint"]
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 _DEEPEST = 50  # levels of data in data
-_INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_OWN = str(Path(__file__).parents[1])  # in a checkout as much a package as where it is installed
+_INSTALLED = {_OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,8 @@ class _Walk:
             return _hashed(type(value).__name__, value.hex() if isinstance(value, float) else repr(value))
         if isinstance(value, np.ndarray | np.generic):
             return self._array(np.asarray(value), depth)
+        if is_torch_array(value):
+            return _hashed(str(value.dtype), self._array(to_numpy(value), depth))
         if depth > _DEEPEST or id(value) in self._seen:
             return "again"
         self._seen.add(id(value))
