@@ -10,6 +10,7 @@ Large noise gives the score-function estimator back, none the least-squares fit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,20 +116,16 @@ class System:
         if not plan.tries:
             return _hyper(starts[0])
         room = self._room()
-        values = [self._badness(x, room) for x in starts]
-        x, best, used = starts[int(np.argmin(values))], min(values), len(values)
+        tries = _Tries(lambda x: self._badness(x, room), starts, plan.tries)
         stride = np.array([0.7, 2.3, 2.3])
-        while used < plan.tries and stride.max() > 0.4:
-            before = best
+        while tries.left > 0 and stride.max() > 0.4:
+            before = tries.best
             for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
-                for trial in self._up_and_down(x, int(i), stride[i])[: max(plan.tries - used, 0)]:
-                    value, used = self._badness(trial, room), used + 1
-                    if value < best - 1e-3:
-                        best, x = value, trial
-                        break
-            if best == before:
+                if not tries.walk(self._bounds, int(i), stride[i]):
+                    tries.walk(self._bounds, int(i), -stride[i])
+            if tries.best == before:
                 stride = stride / 2
-        return _hyper(x)
+        return _hyper(tries.x)
 
     def boldest(self, hyper: Hyper) -> Hyper:
         """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
@@ -218,15 +215,34 @@ class System:
         return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
 
     def _badness(self, x: Floats, room: Floats) -> float:
+        """What a search makes small: misfit, and a weak prior of the logarithms."""
         return self._misfit(_hyper(x), room) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
-
-    def _up_and_down(self, x: Floats, i: int, stride: float) -> list[Floats]:
-        moved = (np.clip(x[i] + sign * stride, *self._bounds[i]) for sign in (1, -1))
-        return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
 
     def scale(self, left_out: LeftOut, hyper: Hyper) -> float:
         """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
         return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
+
+
+class _Tries:
+    """The best of a number of tries."""
+
+    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int) -> None:
+        self._badness, values = badness, [badness(x) for x in starts]
+        self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
+
+    def walk(self, bounds: Floats, i: int, stride: float) -> bool:
+        """Go along one axis with strides that double as long as it gets better; whether it did at all."""
+        start = self.best
+        while self.left > 0:
+            x = self.x.copy()
+            x[i] = np.clip(x[i] + stride, *bounds[i])
+            if x[i] == self.x[i]:
+                break
+            value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
+            if not value < self.best - 1e-3:
+                break
+            self.best, self.x = value, x
+        return self.best < start
 
 
 class Solved(NamedTuple):
