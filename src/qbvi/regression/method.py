@@ -138,11 +138,12 @@ class Regression:
                 known = _fit(family, state)
             else:
                 state = state._replace(radius=promise.new_radius(state.radius, bound, bound_se))
-        step = take_step(known.surrogate, family, state.radius)
+        step = whole = take_step(known.surrogate, family, state.radius)
         repeated = _repeated(family, state, step)
         if repeated < 0:  # back and forth: the zero between two steps of opposite sign, by the secant rule
             step = take_step(known.surrogate, family, state.radius, longest=1 / (1 - repeated))
-        gap = max(self._predicted_gap(family, known, step, state.misfit), creep(step.kl, repeated))
+        # Back and forth is a sign of noise as long as the whole step, which a short one would hide.
+        gap = max(self._predicted_gap(family, known, whole, state.misfit), creep(step.kl, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
     def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step, misfit: float) -> float:

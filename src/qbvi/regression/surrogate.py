@@ -25,7 +25,9 @@ __all__ = ["Hyper", "Points", "Search", "Surrogate", "System"]
 
 Floats = NDArray[np.float64]
 
-_NUGGETS = 10.0 ** np.arange(-9, -1)  # relative: the first bounds the condition number, so that leave-out residuals can be believed
+_NUGGETS = 10.0 ** np.arange(
+    -9, -1
+)  # relative: the first bounds the condition number, so that leave-out residuals can be believed
 _ROWS = 64  # of the covariance are made at a time, the part right of the diagonal: they stay in the cache
 _SIGNS = 100  # random combinations of the quadratic features stand for all of them
 
@@ -102,7 +104,9 @@ class System:
     def __init__(self, points: Points, features: Floats | None = None) -> None:
         self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
-        self._triangle = [(at, kernels(points.z[at : at + _ROWS], points.z[at:])) for at in range(0, len(points.z), _ROWS)]
+        self._triangle = [
+            (at, kernels(points.z[at : at + _ROWS], points.z[at:])) for at in range(0, len(points.z), _ROWS)
+        ]
         self._features = free_features(points.z) if features is None else features
         # Of the user's own some may say the same, as a switch that was never drawn the other way.
         self._kept = slice(None) if features is None else _independent(features)
