@@ -112,7 +112,7 @@ def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
 
 def _is_enough(features: NDArray[np.float64]) -> bool:
     n, k = features.shape
-    return n >= 4 * (1 + k)
+    return bool(n >= 4 * (1 + k))
 
 
 def _least_squares(
