@@ -273,7 +273,7 @@ def _plan(n: int, turn: int) -> Search:
     if n >= 500 and turn % 3:
         return Search(tries=0, restart=False)
     tries = 24 if n < 150 else 14 if n < 400 else 5 if n < 1500 else 3
-    return Search(tries, restart=n < 400 or turn % 6 == 0, turn=turn // 3)
+    return Search(tries, restart=n < 400 or turn % 6 == 0, turn=turn // 3, leap=n >= 1500)
 
 
 def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

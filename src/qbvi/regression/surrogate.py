@@ -73,6 +73,7 @@ class Search(NamedTuple):
     tries: int = 24
     restart: bool = True  # also from two corners: all noise, and all smooth
     turn: int = 0  # which variance comes first
+    leap: bool = False  # go on along an axis that helps, with strides that double, rather than try the next: where tries are dear
 
 
 class System:
@@ -125,8 +126,8 @@ class System:
         while tries.left > 0 and stride.max() > 0.4:
             before = tries.best
             for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
-                if not tries.walk(self._bounds, int(i), stride[i]):
-                    tries.walk(self._bounds, int(i), -stride[i])
+                if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
+                    tries.walk(self._bounds, int(i), -stride[i], plan.leap)
             if tries.best == before:
                 stride = stride / 2
         return _hyper(tries.x)
@@ -234,8 +235,8 @@ class _Tries:
         self._badness, values = badness, [badness(x) for x in starts]
         self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
 
-    def walk(self, bounds: Floats, i: int, stride: float) -> bool:
-        """Go along one axis with strides that double as long as it gets better; whether it did at all."""
+    def walk(self, bounds: Floats, i: int, stride: float, leap: bool) -> bool:
+        """Go along one axis, in leaps as long as it gets better; whether it did at all."""
         start = self.best
         while self.left > 0:
             x = self.x.copy()
@@ -246,6 +247,8 @@ class _Tries:
             if not value < self.best - 1e-3:
                 break
             self.best, self.x = value, x
+            if not leap:
+                break
         return self.best < start
 
 
