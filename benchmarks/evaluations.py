@@ -50,9 +50,7 @@ def run(problem: Problem, seed: int) -> Result:
         return call
 
     def watch(now):
-        start = time.perf_counter()
-        path.append((now.n_evals, problem.gap(now.mean, now.cov).nats))
-        spent[0] += time.perf_counter() - start
+        path.append((now.n_evals, now.mean, now.cov))
 
     if problem.prior_scale is None:
         function, prior = problem.log_joint, qbvi.Flat(shape=problem.d)
@@ -64,7 +62,7 @@ def run(problem: Problem, seed: int) -> Result:
     )
     seconds = time.perf_counter() - start - spent[0]
     return Result(
-        tuple(first_below(path, level) for level in LEVELS),
+        first_below(problem, path),
         fit.n_evals,
         problem.gap(*fit.unconstrained).nats,
         fit.khat,
@@ -73,11 +71,17 @@ def run(problem: Problem, seed: int) -> Result:
     )
 
 
-def first_below(path: list[tuple[int, float]], level: float) -> float:
-    """Evaluations from which on the gap stays below the level."""
-    above = [i for i, (_, gap) in enumerate(path) if not gap < level]
-    last = above[-1] + 1 if above else 0
-    return path[last][0] if last < len(path) else np.inf
+def first_below(problem: Problem, path: list[tuple[int, np.ndarray, np.ndarray]]) -> tuple[float, ...]:
+    """Evaluations from which on the gap stays below each level; looked for from the end, as a gap can take longer than a step."""
+    first = dict.fromkeys(LEVELS, np.inf)
+    open_levels = set(LEVELS)
+    for n_evals, mean, cov in reversed(path):
+        gap = problem.gap(mean, cov).nats
+        open_levels = {level for level in open_levels if gap < level}
+        if not open_levels:
+            break
+        first.update(dict.fromkeys(open_levels, n_evals))
+    return tuple(first[level] for level in LEVELS)
 
 
 def target(problem: Problem) -> str:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
+from qbvi.diagnostics import left_open, objection_to, pareto_khat, still_to_gain
 from qbvi.families import DiagonalGaussian, Gaussian
 
 FAMILIES = [Gaussian(1), Gaussian(3), DiagonalGaussian(5)]
@@ -53,3 +53,36 @@ def test_khat_objects_to_heavy_ratios_and_not_to_rounding_errors(rng):
 def test_one_ratio_that_outweighs_all_others_is_the_worst_khat():
     assert pareto_khat(np.r_[np.zeros(99), 5000.0])[0] == np.inf
     assert np.isnan(pareto_khat(np.zeros(10))[0])
+
+
+def test_a_slope_that_is_known_well_is_not_drowned_by_a_curvature_that_is_not():
+    """h = 0.5 z but for rare large values far out, which say nothing certain about the variance: an eighth of a nat is to be gained."""
+    family = Gaussian(1)
+    found = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = rng.standard_normal((400, 1))
+        h = 0.5 * z[:, 0] + 25 * rng.choice([-1, 1], 400) * (np.abs(z[:, 0]) > 2.8)
+        found.append(still_to_gain(standard(family, z), h, worth=0.05, chance=1e-2))
+    assert np.mean(np.array(found) > 0) > 0.5
+
+
+def test_draws_leave_open_what_a_few_of_them_decide(rng):
+    family = Gaussian(2)
+    z = rng.standard_normal((200, 2))
+    z[0] = -3.0, 0.0
+    features = standard(family, z)
+    assert left_open(features, 0.3 * (z[:, 0] ** 3 - 3 * z[:, 0])) < 0.25
+    assert left_open(features, np.r_[-40.0, np.zeros(199)]) > 0.25
+    assert left_open(features[:20], z[:20, 0] ** 3) == 0.0  # too few to be asked
+
+
+def test_what_white_noise_leaves_open_is_its_variance_for_each_feature():
+    """n draws with noise of variance s leave k s / (2 n) nats open."""
+    family, noise = Gaussian(2), 0.5
+    found = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        z = rng.standard_normal((4000, 2))
+        found.append(left_open(standard(family, z), noise * rng.standard_normal(4000)))
+    np.testing.assert_allclose(np.mean(found), 5 * noise**2 / 8000, rtol=0.05)

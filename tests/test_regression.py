@@ -218,3 +218,58 @@ def test_noise_alone_corrects_nothing_and_a_kink_is_corrected(rng):
     fixed = corrected(replace(flat, errors=kink), LeftOutDraws(z, weights, pair))
     np.testing.assert_allclose(fixed.b, [0.5, 0, 0], atol=0.1)
     np.testing.assert_allclose(np.diag(fixed.C), [1 / math.sqrt(2 * math.pi), 0, 0], atol=0.2)  # shrunk a little
+
+
+def test_the_factor_is_that_of_the_whole_covariance(rng):
+    """The covariance is made in blocks of rows, of which only the upper triangle is there."""
+    z, hyper = orthogonal_pairs(rng, 150, 3), Hyper(0.3, 50.0, 0.05)
+    growth = rng.uniform(1, 3, 150)
+    factor = np.tril(System(Points(z, quartic(z[:, :2]), growth, np.arange(150) // 2, 1e-20)).solve(hyper).factor)
+    kernel = kernels(z)
+    covariance = 50.0 * kernel.second + kernel.tail(0.3) + np.diag(0.05 * growth)
+    np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-7, atol=1e-7)
+
+
+def test_a_covariance_that_is_singular_gets_a_larger_nugget(rng):
+    """Every point twice and next to no noise: rank n / 2."""
+    z = np.repeat(orthogonal_pairs(rng, 40, 2), 2, axis=0)
+    solved = System(Points(z, quartic(z), np.full(80, 1e-12), np.arange(80) // 4, 1e-20)).solve(Hyper(0.3, 50.0, 1e-10))
+    assert np.all(np.isfinite(solved.alpha))
+    assert np.all(np.diag(solved.factor) > 0)
+
+
+@pytest.mark.parametrize("quadratic", [1.0, 1e3, 1e8])
+def test_random_signs_tell_the_variance_of_the_curvature(rng, monkeypatch, quadratic):
+    """120 quadratic features, by 100 combinations of them and one by one; the larger the prior variance, the more the free radius would disturb."""
+    d, n = 15, 300
+    z, family, hyper = orthogonal_pairs(rng, n, d), Gaussian(d), Hyper(0.3, quadratic, 0.05)
+    system = System(Points(z, np.sum(z**3, axis=1), np.ones(n), np.arange(n) // 2, 1e-20))
+    combined = system.posterior(hyper, family).quadratic_variance
+    monkeypatch.setattr("qbvi.regression.surrogate._SIGNS", 1000)
+    exact = system.posterior(hyper, family).quadratic_variance
+    assert combined != exact
+    np.testing.assert_allclose(combined, exact, rtol=0.15)  # sqrt(2 / 100), were all in one coefficient
+
+
+def test_a_search_gets_far_in_a_few_tries(rng):
+    """Of a quadratic nothing is left for degrees three and four: the variance of degree two has no limit but the bounds."""
+    d, n = 3, 60
+    z = orthogonal_pairs(rng, n, d)
+    h = z[:, 0] - 2 * z[:, 1] * z[:, 2]
+    system = System(Points(z, h, np.ones(n), np.arange(n) // 2, 1e-24))
+    assert system.search(Hyper(0.3, 1e2, 1e-3), Search(tries=4, restart=False, leap=True)).quadratic > 1e8
+
+
+def test_no_search_keeps_the_variances(rng):
+    z = orthogonal_pairs(rng, 20, 2)
+    system = System(Points(z, quartic(z), np.ones(20), np.arange(20) // 2, 1e-20))
+    np.testing.assert_allclose(system.search(Hyper(0.5, 7.0, 0.1), Search(0, restart=False)), (0.5, 7.0, 0.1))
+
+
+def test_more_points_than_are_allowed_are_thinned_and_not_forgotten(rng):
+    """All drawn far from q: none is like its draws, and all that is known of the function is in them."""
+    family = Gaussian(2)
+    past, now = family.start(np.zeros(2), np.full(2, 1.0)), family.start(np.full(2, 4.0), np.full(2, 0.3))
+    theta = family.transport(past, orthogonal_pairs(rng, 1000, 2))
+    store = Store.empty(2).add(family, past, theta, np.zeros(1000), np.zeros(1000))
+    assert 500 <= len(store.choose(family, now, most=500).rows) <= 502  # pairs stay together

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-__all__ = ["objection_to", "pareto_khat", "still_to_gain"]
+__all__ = ["left_open", "objection_to", "pareto_khat", "still_to_gain"]
 
 _FAR_OFF = 6.0  # nats: the spread of log p / q beyond which fresh draws prove nothing about the bound
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
@@ -84,17 +84,46 @@ def still_to_gain(
     >>> round(still_to_gain(features, 0.5 * z[:, 0]), 3)
     0.125
     """
-    n, k = features.shape
-    if n < 4 * (1 + k):
+    if not _is_enough(features):
         return 0.0
-    design = np.column_stack([np.ones(n), features])
+    w, cov = _least_squares(features, h)
+    statistic = float(w @ np.linalg.lstsq(cov, w, rcond=1e-12)[0])
+    variances, axes = np.linalg.eigh(cov)
+    # Direction by direction: what is known well of one is not drowned by the noise of another.
+    gain = 0.5 * float(np.sum(np.maximum((axes.T @ w) ** 2 - variances, 0.0)))
+    return gain if gain > worth and chi2.sf(statistic, len(w)) < chance else 0.0
+
+
+def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
+    """Nats by which the same draws cannot tell what a step would gain: half the variance of the least-squares coefficients.
+
+    Where a few draws in the tails outweigh all others, nothing is proven against a fit, but nothing in favour of it either. With too few draws for the least
+    squares it is zero: they were not asked.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.random.default_rng(1).standard_normal((200, 1))
+    >>> round(left_open(z, np.exp(2 * z[:, 0])), 1)  # its mean lives on rare draws
+    14.8
+    """
+    return 0.5 * float(np.trace(_least_squares(features, h)[1])) if _is_enough(features) else 0.0
+
+
+def _is_enough(features: NDArray[np.float64]) -> bool:
+    n, k = features.shape
+    return bool(n >= 4 * (1 + k))
+
+
+def _least_squares(
+    features: NDArray[np.float64], h: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Coefficients of the features (k,), beside a constant, and their covariance (k, k) that allows for unequal noise."""
+    design = np.column_stack([np.ones(len(h)), features])
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     w = inverse @ (design.T @ h)
     left = np.maximum(
         1 - np.sum(design @ inverse * design, axis=1), 1e-3
     )  # a draw alone in its place tells only of itself
     spread = (design * ((h - design @ w) / left)[:, None]) @ inverse
-    cov, w = (spread.T @ spread)[1:, 1:], w[1:]
-    statistic = float(w @ np.linalg.lstsq(cov, w, rcond=1e-12)[0])
-    gain = 0.5 * float(w @ w - np.trace(cov))
-    return gain if gain > worth and chi2.sf(statistic, len(w)) < chance else 0.0
+    return w[1:], (spread.T @ spread)[1:, 1:]

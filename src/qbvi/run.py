@@ -17,7 +17,7 @@ from qbvi.algorithm import Algorithm, Values
 from qbvi.arrays import Array, to_numpy
 from qbvi.backends import HOST, Backend
 from qbvi.core import Core, Fresh, Inputs, Made, Told
-from qbvi.diagnostics import objection_to, pareto_khat, still_to_gain
+from qbvi.diagnostics import left_open, objection_to, pareto_khat, still_to_gain
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations, Failure
 from qbvi.families import Family
 from qbvi.model import Model
@@ -35,7 +35,9 @@ _DARKEST = 10  # steps in a row without one finite value after which to give up
 _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them out is called converged
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
+_OPEN = 0.25  # nats that fresh draws may leave open of what a step would gain: half of what no fit may be off and say converged
 _MOST_LOOKS = 5
+_MOST_FEATURES = 2**26  # fresh draws times coefficients up to which all are written out
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12  # fresh draws times dimensions that are made at once, and how often
 _LONGEST = 64  # steps of a compiled chunk
 _CHUNK_BYTES = 2**26  # of all that a chunk keeps of its steps
@@ -328,7 +330,7 @@ class Run:
             return False
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)  # methods think in pairs
         self._looks += 1
-        return not self._look.failed and self._gain(self._look, *_SUSPICION) > 0
+        return not self._look.failed and (self._gain(self._look, *_SUSPICION) > 0 or self._open(self._look) > 0)
 
     def _chunks(self) -> _Chunks | None:
         """Compiled steps, where the backend, the method and what is to happen to failures allow for them."""
@@ -447,7 +449,7 @@ class Run:
                 )
             look = yield from self._look_at(kept.q, n)
         if stop.converged and len(look.h) == 1 and not look.failed:
-            stop = self._contradicted(stop, self._gain(look, *_PROOF))
+            stop = self._contradicted(stop, self._gain(look, *_PROOF), self._open(look))
         return self._freeze(Kept(kept.q, look.h), self._doubted(stop, look.h, look.failed))
 
     def _failing(self, stop: Stop, share: float, draws: str) -> Stop:
@@ -485,6 +487,13 @@ class Run:
         features = self.family.features(to_numpy(look.q), to_numpy(look.draws[0]))
         return still_to_gain(features, look.h[0], np.fmax(worth, 2 * expected), chance)
 
+    def _open(self, look: _Look) -> float:
+        """Nats that the fresh draws leave open; zero where that is little."""
+        if look.draws is None or look.h.size * self.family.size > _MOST_FEATURES:
+            return 0.0
+        missing = left_open(self.family.features(to_numpy(look.q), to_numpy(look.draws[0])), look.h[0])
+        return missing if missing > _OPEN else 0.0
+
     def _left(self) -> float:
         """Evaluations left of the budget."""
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
@@ -493,7 +502,11 @@ class Run:
     def _is_partial(self) -> bool:
         return self.batches is not None and self.batches.is_partial
 
-    def _contradicted(self, stop: Stop, gain: float) -> Stop:
+    def _contradicted(self, stop: Stop, gain: float, unknown: float) -> Stop:
+        if unknown and not gain:
+            return Stop(
+                False, f"{stop.reason}, but fresh draws leave open about {unknown:.2g} nats: a few outweigh all others"
+            )
         if not gain:
             return stop
         return Stop(False, f"{stop.reason}, but fresh draws show that about {gain:.2g} nats are still to be gained")

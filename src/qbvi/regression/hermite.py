@@ -31,6 +31,12 @@ class Kernels(NamedTuple):
         """What no Gaussian can follow: degree three, and four with relative variance ``omega``."""
         return (self.third + omega * self.fourth) / (1 + omega)
 
+    def mix(self, quadratic: float, omega: float, out: Floats) -> None:
+        """Degree two with variance ``quadratic`` plus the tail, into memory that is there."""
+        np.multiply(self.second, quadratic, out=out)
+        out += self.third * (1 / (1 + omega))
+        out += self.fourth * (omega / (1 + omega))
+
 
 def kernels(z: Floats, other: Floats | None = None) -> Kernels:
     r"""Kernels between whitened points z (n, d) and themselves, or others (m, d).

@@ -139,11 +139,12 @@ class Regression:
                 known = _fit(family, state)
             else:
                 state = state._replace(radius=promise.new_radius(state.radius, bound, bound_se))
-        step = take_step(known.surrogate, family, state.radius)
+        step = whole = take_step(known.surrogate, family, state.radius)
         repeated = _repeated(family, state, step)
         if repeated < 0:  # back and forth: the zero between two steps of opposite sign, by the secant rule
             step = take_step(known.surrogate, family, state.radius, longest=1 / (1 - repeated))
-        gap = max(self._predicted_gap(family, known, step, state.misfit), creep(step.kl, repeated))
+        # Back and forth is a sign of noise as long as the whole step, which a short one would hide.
+        gap = max(self._predicted_gap(family, known, whole, state.misfit), creep(step.kl, repeated))
         return _moved(family, state, known, step), _info(known.surrogate, step, gap, h)
 
     def _predicted_gap(self, family: GaussianFamily, known: _Known, step: Step, misfit: float) -> float:
@@ -273,7 +274,7 @@ def _plan(n: int, turn: int) -> Search:
     if n >= 500 and turn % 3:
         return Search(tries=0, restart=False)
     tries = 24 if n < 150 else 14 if n < 400 else 5 if n < 1500 else 3
-    return Search(tries, restart=n < 400 or turn % 6 == 0, turn=turn // 3)
+    return Search(tries, restart=n < 400 or turn % 6 == 0, turn=turn // 3, leap=n >= 1500)
 
 
 def _newest_last(family: Family, state: State, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:

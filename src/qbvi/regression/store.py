@@ -78,20 +78,21 @@ class Store(NamedTuple):
         density = family.log_prob(q, self.theta) - self.crowd + math.log(len(self.y))
         near = squares < _FAR * (family.n_whitened + 2)
         rows = np.flatnonzero(np.isfinite(self.y) & near & np.isfinite(density))
-        if np.sum(np.exp(np.minimum(density[rows], 0))) > 2 * family.size or len(rows) > most:
-            rows, accepted = _thinned(rows, density, most)
+        suffice = np.sum(np.exp(np.minimum(density[rows], 0))) > 2 * family.size
+        if suffice or len(rows) > most:
+            rows, accepted = _thinned(rows, density, most, -math.log(_ALIKE) if suffice else math.inf)
             return Chosen(rows, x[rows], squares[rows], density[rows] - accepted)
         return Chosen(rows, x[rows], squares[rows], density[rows])
 
 
-def _thinned(rows: NDArray[np.int64], density: Floats, most: int) -> tuple[NDArray[np.int64], Floats]:
-    """Accept mirror pairs in proportion to their density, as rejection sampling does; also the log of each one's chance.
+def _thinned(rows: NDArray[np.int64], density: Floats, most: int, limit: float) -> tuple[NDArray[np.int64], Floats]:
+    """Accept mirror pairs in proportion to their density times exp(limit), as rejection sampling does; also the log of each one's chance.
 
     Leaving out what is unlike q instead would cut its tails off. A pair keeps its lot, so that the choice changes little as q moves.
     """
     pair = rows // 2
     mean_density = np.logaddexp(density[2 * pair], density[np.minimum(2 * pair + 1, len(density) - 1)]) - math.log(2)
     lot = np.log((pair * _GOLDEN) % 1.0 + 1e-12) - mean_density
-    limit = min(-math.log(_ALIKE), float(np.partition(lot, most - 1)[most - 1]) if len(rows) > most else math.inf)
+    limit = min(limit, float(np.partition(lot, most - 1)[most - 1]) if len(rows) > most else math.inf)
     accepted = lot <= limit
     return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)

@@ -10,6 +10,7 @@ Large noise gives the score-function estimator back, none the least-squares fit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,7 +25,11 @@ __all__ = ["Hyper", "Points", "Search", "Surrogate", "System"]
 
 Floats = NDArray[np.float64]
 
-_JITTER = 1e-9  # relative nugget: bounds the condition number, so that leave-out residuals can be believed
+_NUGGETS = 10.0 ** np.arange(
+    -9, -1
+)  # relative: the first bounds the condition number, so that leave-out residuals can be believed
+_ROWS = 64  # of the covariance are made at a time, the part right of the diagonal: they stay in the cache
+_SIGNS = 100  # random combinations of the quadratic features stand for all of them
 
 
 class Hyper(NamedTuple):
@@ -68,6 +73,7 @@ class Search(NamedTuple):
     tries: int = 24
     restart: bool = True  # also from two corners: all noise, and all smooth
     turn: int = 0  # which variance comes first
+    leap: bool = False  # go on along an axis that helps, with strides that double, rather than try the next: where tries are dear
 
 
 class System:
@@ -99,7 +105,9 @@ class System:
     def __init__(self, points: Points, features: Floats | None = None) -> None:
         self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
-        self._kernels = kernels(points.z)
+        self._triangle = [
+            (at, kernels(points.z[at : at + _ROWS], points.z[at:])) for at in range(0, len(points.z), _ROWS)
+        ]
         self._features = free_features(points.z) if features is None else features
         # Of the user's own some may say the same, as a switch that was never drawn the other way.
         self._kept = slice(None) if features is None else _independent(features)
@@ -110,27 +118,27 @@ class System:
     def search(self, start: Hyper, plan: Search) -> Hyper:
         """Variances that predict left-out pairs best: a pattern search over logarithms, no derivatives to go wrong."""
         starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(_CORNERS if plan.restart else ()))]
-        values = [self._badness(x) for x in starts]
-        x, best, used = starts[int(np.argmin(values))], min(values), len(values)
+        if not plan.tries:
+            return _hyper(starts[0])
+        room = self._room()
+        tries = _Tries(lambda x: self._badness(x, room), starts, plan.tries)
         stride = np.array([0.7, 2.3, 2.3])
-        while used < plan.tries and stride.max() > 0.4:
-            before = best
+        while tries.left > 0 and stride.max() > 0.4:
+            before = tries.best
             for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
-                for trial in self._up_and_down(x, int(i), stride[i])[: max(plan.tries - used, 0)]:
-                    value, used = self._badness(trial), used + 1
-                    if value < best - 1e-3:
-                        best, x = value, trial
-                        break
-            if best == before:
+                if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
+                    tries.walk(self._bounds, int(i), -stride[i], plan.leap)
+            if tries.best == before:
                 stride = stride / 2
-        return Hyper(*(float(value) for value in np.exp(x)))
+        return _hyper(tries.x)
 
     def boldest(self, hyper: Hyper) -> Hyper:
         """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
-        limit, bold = self._misfit(hyper) + _SLACK, hyper
+        room = self._room()
+        limit, bold = self._misfit(hyper, room) + _SLACK, hyper
         for _ in range(10):
             trial = bold._replace(quadratic=min(10 * bold.quadratic, float(np.exp(self._bounds[1, 1]))))
-            if trial == bold or self._misfit(trial) > limit:
+            if trial == bold or self._misfit(trial, room) > limit:
                 break
             bold = trial
         return bold
@@ -145,8 +153,7 @@ class System:
         free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
         one = hyper.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
         C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
-        explained = one * _projected_sum(solved, family.quadratic_kernel(z))
-        quadratic = max(one * (family.n_quadratic - explained) + free_variance[-1] - 2 * one, 0.0)
+        quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
         return Surrogate(
             bound=self._centre + float(free[0]),
             bound_se=float(np.sqrt(scale * free_variance[0])),
@@ -176,11 +183,9 @@ class System:
         C: Floats = one * ((z.T * solved.alpha) @ z - np.sum(solved.alpha) * np.eye(z.shape[1]))
         return C
 
-    def solve(self, hyper: Hyper) -> Solved:
-        """Factor the covariance and project the free features out."""
-        covariance = hyper.quadratic * self._kernels.second + self._kernels.tail(hyper.omega)
-        covariance[np.diag_indices_from(covariance)] += hyper.noise * self.points.growth
-        factor = _cholesky(covariance)
+    def solve(self, hyper: Hyper, room: Floats | None = None) -> Solved:
+        """Factor the covariance and project the free features out; ``room`` (n, n) is memory that may be overwritten."""
+        factor = self._factor(hyper, room)
         whitened = solve_triangular(
             factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
         )
@@ -189,22 +194,62 @@ class System:
         back = solve_triangular(factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False)
         return Solved(factor, R, back[:, :-1], back[:, -1])
 
-    def _misfit(self, hyper: Hyper) -> float:
+    def _factor(self, hyper: Hyper, room: Floats | None) -> Floats:
+        """Lower factor of the covariance, in the room if there is one; what is above the diagonal is not part of it."""
+        room = self._room() if room is None else room
+        for nugget in _NUGGETS:
+            for at, block in self._triangle:
+                block.mix(hyper.quadratic, hyper.omega, out=room[at : at + _ROWS, at:])
+            diagonal = np.einsum("ii->i", room)
+            diagonal += hyper.noise * self.points.growth
+            diagonal *= 1 + nugget
+            factor: Floats
+            factor, failed = lapack.dpotrf(room.T, lower=1, clean=0, overwrite_a=1)
+            if not failed:  # LAPACK tells by number, not exception, when more nugget is needed
+                break
+        return factor
+
+    def _room(self) -> Floats:
+        n = len(self.points.h)
+        return np.empty((n, n))
+
+    def _misfit(self, hyper: Hyper, room: Floats) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
-        left_out = leave_pairs_out(self.solve(hyper), self.points.pair)
+        left_out = leave_pairs_out(self.solve(hyper, room), self.points.pair)
         scale = self.scale(left_out, hyper)
         return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
 
-    def _badness(self, x: Floats) -> float:
-        return self._misfit(Hyper(*np.exp(x))) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
-
-    def _up_and_down(self, x: Floats, i: int, stride: float) -> list[Floats]:
-        moved = (np.clip(x[i] + sign * stride, *self._bounds[i]) for sign in (1, -1))
-        return [np.r_[x[:i], value, x[i + 1 :]] for value in moved if value != x[i]]
+    def _badness(self, x: Floats, room: Floats) -> float:
+        """What a search makes small: misfit, and a weak prior of the logarithms."""
+        return self._misfit(_hyper(x), room) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
 
     def scale(self, left_out: LeftOut, hyper: Hyper) -> float:
         """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
         return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
+
+
+class _Tries:
+    """The best of a number of tries."""
+
+    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int) -> None:
+        self._badness, values = badness, [badness(x) for x in starts]
+        self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
+
+    def walk(self, bounds: Floats, i: int, stride: float, leap: bool) -> bool:
+        """Go along one axis, in leaps as long as it gets better; whether it did at all."""
+        start = self.best
+        while self.left > 0:
+            x = self.x.copy()
+            x[i] = np.clip(x[i] + stride, *bounds[i])
+            if x[i] == self.x[i]:
+                break
+            value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
+            if not value < self.best - 1e-3:
+                break
+            self.best, self.x = value, x
+            if not leap:
+                break
+        return self.best < start
 
 
 class Solved(NamedTuple):
@@ -259,10 +304,22 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     )
 
 
-def _projected_sum(solved: Solved, kernel: Floats) -> float:
-    """Sum over all entries of P times the kernel, without forming P."""
-    inverse = np.tril(lapack.dpotri(solved.factor, lower=1)[0]) * kernel
-    return float(2 * np.sum(inverse) - np.trace(inverse) - np.sum(solved.H * (kernel @ solved.H)))
+def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) -> float:
+    """Trace of I - one F'PF for the quadratic features F that the family follows: what the draws do not tell of their coefficients. The radius is free, and left out.
+
+    It is the sum of u'u - one (Fu)'P(Fu) over an orthonormal basis u. Where that would be large, its mean over random signs u does: give or take a seventh at
+    worst, where all is known but a single coefficient.
+    """
+    d = z.shape[1]
+    rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
+    p, on_diagonal = len(rows), rows == columns
+    u = np.eye(p) if p <= _SIGNS else np.random.default_rng(0).choice([-1.0, 1.0], (_SIGNS, p)) / np.sqrt(_SIGNS)
+    u[:, on_diagonal] -= u[:, on_diagonal].mean(axis=1, keepdims=True)
+    forms = np.zeros((len(u), d, d))
+    forms[:, rows, columns] = u * np.where(on_diagonal, np.sqrt(0.5), 1.0)
+    features = np.stack([np.sum(z @ form * z, axis=1) for form in forms], axis=1)
+    whitened = solve_triangular(solved.factor, features, lower=True, check_finite=False)
+    return float(np.sum(u**2) - one * (np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2)))
 
 
 _BOUNDS = np.log([[0.02, 2.0], [1e-6, 1e12], [1e-10, 1e4]])
@@ -272,22 +329,12 @@ _WEAK_PRIOR = np.log([0.3, 1e2, 1e-2]), np.array([1.0, 6.0, 4.0])  # centre and 
 _SLACK = 4.0  # in minus twice the log predictive density: two standard deviations
 
 
+def _hyper(x: Floats) -> Hyper:
+    return Hyper(*(float(value) for value in np.exp(x)))
+
+
 def _independent(features: Floats) -> NDArray[np.int64]:
     """Columns that are linearly independent of those before them in order of size."""
     _, R, columns = qr(features, mode="economic", pivoting=True, check_finite=False)
     size = np.abs(np.diag(R))
     return np.sort(columns[: len(size)][size > 1e-7 * size[0]])
-
-
-def _cholesky(covariance: Floats) -> Floats:
-    """Lower factor of a matrix that is spent by it, after scaling to a unit diagonal; LAPACK tells by number, not exception, when more nugget is needed."""
-    sd = np.sqrt(np.diag(covariance))
-    covariance /= sd[:, None]
-    covariance /= sd[None, :]
-    for jitter in _JITTER * 10.0 ** np.arange(8):
-        np.fill_diagonal(covariance, 1 + jitter)
-        factor, failed = lapack.dpotrf(covariance.T, lower=1, clean=0)  # symmetric: the transpose saves a copy
-        if not failed:
-            break
-    scaled: Floats = factor * sd[:, None]
-    return scaled
