@@ -56,8 +56,9 @@ def test_points_without_weight_do_not_count(rng):
     np.testing.assert_allclose(found.b[0], [2, 0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize("mirrored", [True, False], ids=["mirrored", "independent"])
 @pytest.mark.parametrize("family", [Gaussian(3), DiagonalGaussian(3)], ids=["full", "diagonal"])
-def test_the_gap_of_fresh_draws_is_unbiased(family):
+def test_the_gap_of_fresh_draws_is_unbiased(family, mirrored):
     """Half the squared length of the projection on the family's features; its mean over 2,000 batches, within four of its errors."""
     rng = np.random.default_rng(3)
     b, C = np.array([0.3, -0.2, 0.1]), np.array([[0.2, 0.1, 0.0], [0.1, -0.3, 0.0], [0.0, 0.0, 0.1]])
@@ -66,7 +67,7 @@ def test_the_gap_of_fresh_draws_is_unbiased(family):
     gaps, told = [], []
     for _ in range(2000):
         half = rng.standard_normal((16, 3))
-        z = np.stack([half, -half], axis=1).reshape(32, 3)
+        z = np.stack([half, -half if mirrored else rng.standard_normal((16, 3))], axis=1).reshape(32, 3)
         h = 5 + z @ b + quadratic(z, C) + 0.05 * (z[:, 0] ** 3 - 3 * z[:, 0])
         fresh = _judge(family, q, z, Values(h, h + family.log_prob(q, z), np.ones(32, dtype=bool), 0 * h))
         gaps.append(fresh.gap)
@@ -77,7 +78,7 @@ def test_the_gap_of_fresh_draws_is_unbiased(family):
     assert 0.5 < np.sqrt(np.mean(np.square(told))) / np.std(gaps) < 2
 
 
-def test_failed_halves_of_pairs_bias_neither_bound_nor_gap(rng):
+def test_failed_draws_bias_neither_bound_nor_gap(rng):
     family = Gaussian(2)
     q = family.start(np.zeros(2), np.ones(2))
     z = np.repeat(rng.standard_normal((64, 2)), 2, axis=0) * np.tile([[1.0], [-1.0]], (64, 1))
@@ -90,6 +91,16 @@ def test_failed_halves_of_pairs_bias_neither_bound_nor_gap(rng):
     dark = _judge(family, q, z, Values(flat, np.full(128, np.nan), np.zeros(128, dtype=bool), 0 * flat))
     assert dark.is_dark
     assert dark.bound == -np.inf
+
+
+def test_values_beyond_squaring_are_known_to_be_bad():
+    family = Gaussian(1)
+    q = family.start(np.zeros(1), np.ones(1))
+    z = np.linspace(-1, 1, 16)[:, None]
+    h = -1e200 * (1 + z[:, 0] ** 2)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fresh = _judge(family, q, z, Values(h, h, np.ones(16, dtype=bool), 0 * h))
+    assert 1e198 < fresh.se < 1e200
 
 
 # ---------------------------------------------------------------- fits

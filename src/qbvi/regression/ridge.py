@@ -30,6 +30,7 @@ _RIDGES = tuple(10.0**e for e in range(-8, 4))  # relative to the number of draw
 _SHARES = (*(1 - i / 64 for i in range(64)), *(2.0**-i for i in range(7, 40)))  # of the full step that are tried
 _DIMENSIONS = 24  # of the Krylov space
 _SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that is believed
+_MOST_JUDGED = 2048  # draws that the gap is told from: it costs the square of their number
 _OMEGA = 0.3  # variance of degree four against degree three, of what is not quadratic
 _MARGIN = 2.0  # on the predicted gap, which is an expectation
 
@@ -234,48 +235,43 @@ class _Step(NamedTuple):
 
 
 def _judge(family: GaussianFamily, q: Array, theta: Array, values: Values) -> _Fresh:
-    """Bound and gap at q from mirror pairs drawn from it."""
+    """Bound and gap at q from draws from it, two and two next to each other, which may be mirror images."""
     xp = array_namespace(theta)
-    n = theta.shape[0] // 2
     h = family.residual(q, theta, values.log_joint)
-    ok = xp.reshape(values.ok & xp.isfinite(h), (n, 2))
-    pairs = xp.where(ok, xp.reshape(h, (n, 2)), xp.zeros_like(h[0]))
-    halves = xp.sum(xp.astype(ok, h.dtype), axis=1)
-    one, some, both = xp.ones_like(halves), halves > 0, halves > 1
-    middle = xp.sum(pairs, axis=1) / xp.maximum(halves, one)
-    m, whole = (xp.maximum(xp.sum(xp.astype(which, h.dtype)), 2 * one[0]) for which in (some, both))
-    bound = xp.sum(middle) / m
-    around = xp.where(some, middle - bound, 0 * one)
-    largest = xp.maximum(xp.max(xp.abs(around)), xp.finfo(h.dtype).smallest_normal * one[0])
-    se = largest * (xp.sum((around / largest) ** 2) / (m * (m - 1))) ** 0.5  # values may be large beyond squaring
-    even, odd = (xp.where(both, part, 0 * one) for part in (around, 0.5 * (pairs[:, 0] - pairs[:, 1])))
-    z = family.whiten(q, theta[::2, :])
-    products = odd[:, None] * odd * (z @ z.T) + even[:, None] * even * family.quadratic_kernel(z)
-    products = products * (1 - xp.eye(n, dtype=h.dtype, device=device(h)))
-    number = whole * (whole - 1)
-    gap, gap_se = 0.5 * xp.sum(products) / number, (0.5 * xp.sum(products**2)) ** 0.5 / number
-    is_dark = xp.sum(halves) < 0.5 * n
-    return _Fresh(
-        h,
-        xp.where(is_dark, bound - math.inf, bound),
-        se,
-        xp.where(whole > n / 4, gap, gap + math.inf),  # too few whole pairs tell nothing
-        gap_se,
-        is_dark,
-    )
+    ok = xp.astype(values.ok & xp.isfinite(h), h.dtype)
+    one = xp.ones_like(ok[0])
+    count = xp.maximum(xp.sum(ok), 2 * one)
+    bound = xp.sum(xp.where(ok > 0, h, xp.zeros_like(h))) / count
+    e = xp.where(ok > 0, h - bound, xp.zeros_like(h))
+    largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(h.dtype).smallest_normal * one)
+    pairs = xp.sum(xp.reshape(e / largest, (-1, 2)), axis=1)  # scaled: values may be large beyond squaring
+    se = largest * xp.sum(pairs**2) ** 0.5 / count
+    n = min(theta.shape[0], _MOST_JUDGED)
+    gap, gap_se = _gap(family, family.whiten(q, theta[:n, :]), e[:n], ok[:n])
+    is_dark = count < 0.25 * theta.shape[0]
+    return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, gap, gap_se, is_dark)
+
+
+def _gap(family: GaussianFamily, z: Array, e: Array, ok: Array) -> tuple[Array, Array]:
+    """Half of the unbiased squared length of the natural gradient, and its standard error, over all pairs of pairs."""
+    xp = array_namespace(z)
+    m = z.shape[0] // 2
+    products = xp.reshape(e[:, None] * e * (z @ z.T + family.quadratic_kernel(z)), (m, 2, m, 2))
+    products = xp.sum(xp.sum(products, axis=3), axis=1) * (1 - xp.eye(m, dtype=z.dtype, device=device(z)))
+    number = xp.maximum(xp.sum(ok), 4 * xp.ones_like(e[0])) ** 2 * (1 - 1 / m)
+    return 0.5 * xp.sum(products) / number, (0.5 * xp.sum(products**2)) ** 0.5 / number
 
 
 def _remember(family: GaussianFamily, state: State, theta: Array, values: Values) -> State:
-    """Forget the oldest batch for the new one."""
+    """Forget the oldest draws for the new ones."""
     xp = array_namespace(theta)
     n = theta.shape[0]
-    y = xp.where(
-        values.ok & xp.isfinite(values.log_joint), values.log_joint, xp.ones_like(values.log_joint) * -math.inf
-    )
+    is_there = values.ok & xp.isfinite(values.log_joint)
+    y = xp.where(is_there, values.log_joint, xp.zeros_like(values.log_joint) - math.inf)
     return state._replace(
-        theta=xp.concat([state.theta[n:, :], theta]),
-        log_joint=xp.concat([state.log_joint[n:], y]),
-        own=xp.concat([state.own[n:], family.log_prob(state.q, theta)]),
+        theta=xp.concat([state.theta, theta])[n:, :],
+        log_joint=xp.concat([state.log_joint, y])[n:],
+        own=xp.concat([state.own, family.log_prob(state.q, theta)])[n:],
     )
 
 
