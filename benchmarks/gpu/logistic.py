@@ -116,7 +116,7 @@ def report(problem: Problem, kind: str, draws: int, rates) -> None:
     floor = max(product, rows * draws / rates.softplus)
     options = {
         "prior": qbvi.Normal(0, PRIOR_VARIANCE**0.5, shape=d), "vectorized": True, "backend": "jax", "dtype": dtype,
-        "method": qbvi.Ridge(n_samples=draws), "seed": 1, "progress": False,
+        "method": qbvi.Ridge(n_samples=draws), "seed": 1, "progress": False, "max_evals": 40 * draws,
     }  # fmt: skip
     path: list[float] = []
     qbvi.fit(function, callback=lambda now: path.append(problem.best - problem.bound(now.mean, now.cov)), **options)
@@ -149,7 +149,7 @@ def report(problem: Problem, kind: str, draws: int, rates) -> None:
     print("  gap by step: " + " ".join(f"{nats:.3g}" for nats in path))
 
 
-def numpyro_svi(problem: Problem, most: float = 20.0) -> None:
+def numpyro_svi(problem: Problem, most: float = 8.0) -> None:
     """NumPyro's SVI with ten particles, at several rates, until it is within 0.1 nats or the time is over."""
     import numpyro
     import numpyro.distributions as dist

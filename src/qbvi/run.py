@@ -37,7 +37,6 @@ _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh d
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
 _OPEN = 0.25  # nats that fresh draws may leave open of what a step would gain: half of what no fit may be off and say converged
 _MOST_LOOKS = 5
-_MOST_FEATURES = 2**26  # fresh draws times coefficients up to which all are written out
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12  # fresh draws times dimensions that are made at once, and how often
 _LONGEST = 64  # steps of a compiled chunk
 _CHUNK_BYTES = 2**26  # of all that a chunk keeps of its steps
@@ -481,18 +480,21 @@ class Run:
 
     def _gain(self, look: _Look, worth: float, chance: float) -> float:
         """Nats that the fresh draws prove to be missing, beyond what was predicted; asked only where they are enough to tell."""
-        if look.draws is None or look.h.size < 4 * (1 + self.family.size):
+        if not self._is_enough(look):
             return 0.0
-        expected = self._history.gap[-1]
-        features = self.family.features(to_numpy(look.q), to_numpy(look.draws[0]))
-        return still_to_gain(features, look.h[0], np.fmax(worth, 2 * expected), chance)
+        return still_to_gain(self._features(look), look.h[0], np.fmax(worth, 2 * self._history.gap[-1]), chance)
 
     def _open(self, look: _Look) -> float:
-        """Nats that the fresh draws leave open; zero where that is little."""
-        if look.draws is None or look.h.size * self.family.size > _MOST_FEATURES:
-            return 0.0
-        missing = left_open(self.family.features(to_numpy(look.q), to_numpy(look.draws[0])), look.h[0])
+        """Nats that the fresh draws leave open; zero where that is little, or where they are not enough to tell."""
+        missing = left_open(self._features(look), look.h[0]) if self._is_enough(look) else 0.0
         return missing if missing > _OPEN else 0.0
+
+    def _is_enough(self, look: _Look) -> bool:
+        return look.draws is not None and look.h.size >= 4 * (1 + self.family.size)
+
+    def _features(self, look: _Look) -> Floats:
+        assert look.draws is not None
+        return self.family.features(to_numpy(look.q), to_numpy(look.draws[0]))  # type: ignore[no-any-return]
 
     def _left(self) -> float:
         """Evaluations left of the budget."""
