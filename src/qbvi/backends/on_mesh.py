@@ -51,6 +51,10 @@ class OnMesh(OnJax):
                 "write for example jax.make_mesh((4,), ('data',))"
             )
             raise BackendError(msg)
+        elsewhere = [device for device in devices.devices.flat if device.process_index != jax.process_index()]
+        if elsewhere:
+            msg = f"`device` must have devices of this process alone, got {elsewhere[0]} of process {elsewhere[0].process_index}: several hosts are not supported"
+            raise BackendError(msg)
         # Built anew, so that the compiler decides on all that we do not say, whatever the user's own mesh asks for.
         return cls(Mesh(devices.devices, devices.axis_names), dtype)
 
