@@ -155,6 +155,18 @@ def test_a_checkpoint_knows_likelihood_and_tensors_again(data, tmp_path):
         fitted((data[0], data[1] + 1))
 
 
+def test_arrays_and_frames_do_as_well_as_tensors(data):
+    pandas = pytest.importorskip("pandas", reason="frames come with the extra qbvi[cli]")
+    likelihood = linear()
+    draws = drawn(likelihood, 4)
+    expected = likelihood(draws, data)
+    X, y = (part.numpy() for part in data)
+    locked = {name: np.broadcast_to(value, value.shape) for name, value in draws.items()}  # not to be written to
+    assert not locked["bias"].flags.writeable
+    np.testing.assert_array_equal(likelihood(locked, (np.broadcast_to(X, X.shape), y)), expected)
+    np.testing.assert_array_equal(likelihood(draws, (pandas.DataFrame(X), pandas.DataFrame(y))), expected)
+
+
 def test_likelihoods_travel(data):
     likelihood = linear()
     draws = drawn(likelihood, 4)

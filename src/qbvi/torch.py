@@ -277,7 +277,7 @@ class ModuleLikelihood:
             raise ValueError(msg)
         own = dict(self.net.named_parameters())
         _check_devices(params, own)
-        return {name: torch.as_tensor(params[name]).to(own[name]) for name in self.prior}
+        return {name: _tensor(params[name]).to(own[name]) for name in self.prior}
 
     def _to_net(self, data: Any) -> Any:
         """Inputs or targets on the module's device; floats in its dtype, whole numbers as they are."""
@@ -285,7 +285,7 @@ class ModuleLikelihood:
             return {name: self._to_net(part) for name, part in data.items()}
         if isinstance(data, tuple | list):
             return tuple(self._to_net(part) for part in data)
-        tensor = torch.as_tensor(np.asarray(data) if hasattr(data, "iloc") else data)
+        tensor = _tensor(data)
         like = next(self.net.parameters())
         return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None, non_blocking=True)
 
@@ -468,6 +468,15 @@ def _check_devices(params: Tensors, own: Tensors) -> None:
     if devices - {module}:
         msg = f"draws must be on the device of the module, {module}, got {devices.pop()}; move the module first: net.to(device)"
         raise ValueError(msg)
+
+
+def _tensor(value: Any) -> Tensor:
+    if isinstance(value, torch.Tensor):
+        return value
+    array = np.asarray(value)
+    return torch.as_tensor(
+        array if array.flags.writeable else array.copy()
+    )  # it shares memory, and warns of one it must not write to
 
 
 def _device_of(params: Tensors) -> Any:
