@@ -4,7 +4,7 @@ For every problem and seed: evaluations until the exact gap to the best Gaussian
 it stopped by itself (the fresh draws of the final check included), gap and k-hat then, false alarms, library time. ``--peers`` adds what is
 installed of emcee, PyVBMC, CMA-ES, NumPyro and, with SciPy alone, BFGS on finite differences with a Laplace approximation.
 
-Run: ``python benchmarks/evaluations.py [--seeds 20] [--only labour] [--peers]``.
+Run: ``python benchmarks/evaluations.py [--seeds 20] [--only labour] [--method ridge] [--peers]``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Result:
     seconds: float  # spent in the library
 
 
-def run(problem: Problem, seed: int) -> Result:
-    """Fit with nothing set but the seed."""
+def run(problem: Problem, seed: int, method: str = "auto") -> Result:
+    """Fit with nothing set but the seed, or also the method."""
     spent, path = [0.0], []
 
     def timed(function):
@@ -57,9 +57,8 @@ def run(problem: Problem, seed: int) -> Result:
     else:
         function, prior = problem.log_likelihood, qbvi.Normal(0, problem.prior_scale, shape=problem.d)
     start = time.perf_counter()
-    fit = qbvi.fit(
-        timed(function), prior, vectorized=True, seed=seed, callback=watch, on_failure="exclude", progress=False
-    )
+    options = {"vectorized": True, "seed": seed, "callback": watch, "on_failure": "exclude", "progress": False}
+    fit = qbvi.fit(timed(function), prior, method=qbvi.Ridge() if method == "ridge" else method, **options)
     seconds = time.perf_counter() - start - spent[0]
     return Result(
         first_below(problem, path),
@@ -99,6 +98,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--only", default="", help="part of a problem's name")
     parser.add_argument("--largest", type=int, default=100, help="largest dimension")
+    parser.add_argument("--method", choices=("auto", "ridge"), default="auto")
     parser.add_argument("--peers", action="store_true")
     options = parser.parse_args()
     print(f"medians and worst of {options.seeds} seeds; 'false' counts fits that say converged more than 0.5 nats away")
@@ -109,7 +109,7 @@ def main() -> None:
     for problem in everything():
         if options.only not in problem.name or problem.d > options.largest:
             continue
-        results = [run(problem, seed) for seed in range(options.seeds)]
+        results = [run(problem, seed, options.method) for seed in range(options.seeds)]
         print(row(problem, results), flush=True)
         if options.peers and (problem.name in TARGETS or options.only):
             for line in peers.rows(problem):

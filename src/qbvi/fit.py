@@ -76,7 +76,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         given, so many in each call.
     method
         ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, or a method to compare with
-        (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression` for Gaussian posteriors,
+        (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression` for Gaussian posteriors (`qbvi.Ridge` on a ``backend`` other than NumPy),
         `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
         The form of the posterior. ``"auto"``: parameters whose prior is a gamma, inverse gamma, beta, Dirichlet, (inverse) Wishart or discrete law keep that law, independent of
@@ -302,7 +302,7 @@ def choose_method(
     """Turn what a user writes for ``method`` into one that can fit this family, and run on this backend."""
     many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
-        msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...) or a qbvi.Regression(...), got {method!r}"
+        msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...), a qbvi.Regression(...) or a qbvi.Ridge(...), got {method!r}"
         raise TypeError(msg)
     is_gaussian = isinstance(family, GaussianFamily)
     regression: Any = MeanFieldRegression if not is_gaussian else Regression if backend.is_host else Ridge
