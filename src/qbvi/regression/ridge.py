@@ -312,10 +312,10 @@ def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Kno
     error = (fits(unseen.z) - unseen.h) ** 2
     is_there = xp.astype(unseen.weight > 0, q.dtype)
     badness = error @ unseen.weight
-    best = xp.argmin(badness)
-    chosen = xp.astype(xp.arange(len(_RIDGES), device=device(q)) == best, q.dtype)
-    unexplained = xp.sum((chosen @ error) * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(alike))
-    found = Quadratic(chosen @ fits.free, xp.tensordot(chosen, fits.C, axes=1))
+    best = xp.reshape(xp.argmin(xp.where(xp.isnan(badness), xp.zeros_like(badness) + math.inf, badness)), (1,))
+    ridge, error, free, C = (xp.take(part, best, axis=0)[0, ...] for part in (ridges, error, fits.free, fits.C))
+    unexplained = xp.sum(error * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(alike))
+    found = Quadratic(free, C)
     # Where rounding or too few values spoil the regression, nothing is known: no step rather than a wild one.
     b, C = found.b, found.curvature
     is_sound = xp.all(xp.isfinite(b)) & xp.all(xp.isfinite(C)) & xp.isfinite(unexplained)
@@ -324,7 +324,7 @@ def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Kno
         xp.where(is_sound, 0.5 * (C + C.T), xp.zeros_like(C)),
         xp.where(is_sound, unexplained, xp.ones_like(unexplained) * math.inf),
         alike,
-        xp.sum(chosen * ridges) / alike,
+        ridge / alike,
     )
 
 
