@@ -20,7 +20,7 @@ from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost,
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
-from qbvi.families import Family, GaussianFamily
+from qbvi.families import DiagonalGaussian, Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.progress import Progress
@@ -289,6 +289,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
 
 _GAUSSIAN_ONLY = (Regression, Ridge, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
+_MOST_DIAGONAL = 50  # of a ridge regression for a diagonal covariance: beyond, learning all of the curvature does not pay
 
 
 def choose_method(
@@ -300,13 +301,14 @@ def choose_method(
     backend: Backend = HOST,
 ) -> Algorithm:
     """Turn what a user writes for ``method`` into one that can fit this family, and run on this backend."""
-    many = family.dim > _MOST_DIMENSIONS or (batches is not None and batches.is_partial)
+    most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not backend.is_host else _MOST_DIMENSIONS
+    many = family.dim > most or (batches is not None and batches.is_partial)
     if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
         msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...), a qbvi.Regression(...) or a qbvi.Ridge(...), got {method!r}"
         raise TypeError(msg)
     is_gaussian = isinstance(family, GaussianFamily)
     regression: Any = MeanFieldRegression if not is_gaussian else Regression if backend.is_host else Ridge
-    table: dict[str, Any] = {"auto": many_dimensional() if many else regression(tol=tol), "paper": paper()}
+    table: dict[str, Any] = {"auto": many_dimensional(family.dim) if many else regression(tol=tol), "paper": paper()}
     chosen: Any = pick("method", method, table | {"bbvi": BBVI(), "cgvb": CGVB(), "mgvb": MGVB()})
     if not is_gaussian and isinstance(chosen, _GAUSSIAN_ONLY) and not isinstance(chosen, MeanFieldRegression):
         msg = (
@@ -318,9 +320,13 @@ def choose_method(
     return adapted  # type: ignore[no-any-return]
 
 
-def many_dimensional() -> QBVI:
-    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much."""
-    return QBVI(learning_rate=LearningRate(0.1, decay_after=100), keep="last")
+def many_dimensional(d: int) -> QBVI:
+    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much.
+
+    How noisy its steps are grows with the dimension: a draw for every four, from 100 to 400, as far as memory allows.
+    """
+    n = 2 * round(min(max(100, min(d / 4, 400)), max(100, 1e8 / d)) / 2)
+    return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last")
 
 
 def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
