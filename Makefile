@@ -1,5 +1,7 @@
-# Everything runs inside .venv, which the first target to need it makes. PYTHON picks the interpreter.
+# Everything runs inside .venv, which the first target to need it makes. PYTHON picks the interpreter, EXTRAS what is installed:
+# EXTRAS=dev,jax,torch tests those backends too.
 PYTHON ?= python3
+EXTRAS ?= dev
 BIN := .venv/bin
 
 .PHONY: demo test lint bench clean
@@ -23,11 +25,12 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/evaluations.py --peers
 	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/sharded.py
+	$(BIN)/python benchmarks/backends.py
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	touch $@
 
 clean:
