@@ -68,7 +68,7 @@ def scaled_regression(p):
     """Named and constrained: coefficients with a spread of their own, and a positive scale."""
     x, y = like(p["beta"], X.T, Y)
     xp = array_namespace(p["beta"])
-    residual = (y - p["beta"] @ x) / p["sigma"]
+    residual = (y - p["beta"] @ x) / p["sigma"][..., None]
     return -0.5 * xp.sum(residual**2, axis=-1) - 60 * xp.log(p["sigma"])
 
 
