@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, count, host_memory, sliced
+from qbvi.backends.base import Backend, count, host_memory, mapped_tree, sliced
 
 __all__ = ["OnTorch"]
 
@@ -78,8 +78,9 @@ class OnTorch(Backend):
             return 0.0
         made = []
         for n in (1, 2):
+            own = mapped_tree(torch.clone, sliced(points, 0, n))  # the function may overwrite what it is given
             with _Made() as one:
-                function(sliced(points, 0, n), batch)
+                function(own, batch)
             made.append(one.bytes)
         return float(max(made[1] - made[0], 0))
 

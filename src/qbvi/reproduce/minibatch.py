@@ -180,8 +180,8 @@ class _Experiment:
                 effort.batch_sizes, values, "o-", color=colour, linewidth=1.1, markersize=4, label=f"beta_{j + 1}"
             )
             axes[0, 1].axhline(self.best.mean[j], color=colour, linewidth=0.8, linestyle=":")
-        _finish(axes[0, 1], effort.batch_sizes, f"Posterior means, {draws} draws (dotted: best Gaussian)")
-        axes[0, 1].set_yscale("linear")
+        title = f"Posterior means, {draws} draws (dotted: best Gaussian)"
+        _finish(axes[0, 1], effort.batch_sizes, title, scale="linear")
         axes[0, 1].legend(fontsize=7.5, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
         caption = "Mini-batches: distance of the result from the best Gaussian of all records, and the posterior means."
         return Picture("minibatch", caption, figure)
@@ -228,9 +228,9 @@ class _Experiment:
         )
 
 
-def _finish(ax: Any, sizes: tuple[int, ...], title: str) -> None:
+def _finish(ax: Any, sizes: tuple[int, ...], title: str, scale: str = "log") -> None:
     ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set_yscale(scale)
     ax.set_xticks(sizes, [str(size) for size in sizes])
     ax.minorticks_off()
     ax.set_xlabel("size of the mini-batches", fontsize=9)
