@@ -126,10 +126,11 @@ def unpack_symmetric(packed: Array, d: int) -> Array:
     return xp.reshape(xp.take(scaled, take, axis=-1), (*packed.shape[:-1], d, d))
 
 
+# Positions in 32 bits: an array that JAX has once seen as 64 bits it would take for one where those are off, too.
 @lru_cache(maxsize=32)
-def _packed_positions(d: int) -> NDArray[np.int64]:
+def _packed_positions(d: int) -> NDArray[np.int32]:
     row, column = np.tril_indices(d, -1)
-    return np.concatenate([np.arange(d) * (d + 1), row * d + column])
+    return np.concatenate([np.arange(d) * (d + 1), row * d + column]).astype(np.int32)
 
 
 @lru_cache(maxsize=32)
@@ -138,8 +139,8 @@ def _packed_scales(d: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=32)
-def _unpacked_positions(d: int) -> NDArray[np.int64]:
-    position = np.zeros((d, d), dtype=np.int64)
+def _unpacked_positions(d: int) -> NDArray[np.int32]:
+    position = np.zeros((d, d), dtype=np.int32)
     position[np.arange(d), np.arange(d)] = np.arange(d)
     row, column = np.tril_indices(d, -1)
     position[row, column] = position[column, row] = d + np.arange(row.size)
