@@ -145,6 +145,7 @@ def unpack_symmetric(packed: Array, d: int) -> Array:
     return xp.reshape(xp.take(scaled, take, axis=-1), (*packed.shape[:-1], d, d))
 
 
+# Positions in 32 bits: an array that JAX has once seen as 64 bits it would take for one where those are off, too.
 @lru_cache(maxsize=32)
 def _packed_positions(d: int) -> NDArray[np.int32]:
     row, column = np.tril_indices(d, -1)
