@@ -289,7 +289,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
 
 _GAUSSIAN_ONLY = (Regression, Ridge, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
-_MOST_DIAGONAL = 50  # of a ridge regression for a diagonal covariance: beyond, learning all of the curvature does not pay
+_MOST_DIAGONAL = 50  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
 
 
 def choose_method(
