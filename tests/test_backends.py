@@ -664,3 +664,64 @@ def test_the_page_about_backends_runs_word_for_word(capsys):
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL):
         exec(compile(block, PAGE.name, "exec"), namespace)  # noqa: S102 - our own text
     assert capsys.readouterr().out.startswith("jax on")
+
+
+# What a function reads besides its arguments.
+
+
+def test_a_function_that_reads_other_numbers_is_compiled_again(on_jax):
+    """A global that is set anew, and an array that is written to: the second fit is of the second data."""
+    import jax.numpy as jnp
+
+    seen = {"y": np.array([1.0, 2.0, 3.0])}
+    held = np.array([1.0, 2.0, 3.0])
+
+    def looked_up(theta):
+        return -0.5 * jnp.sum((seen["y"] - theta) ** 2)
+
+    def captured(theta):
+        return -0.5 * jnp.sum((held - theta) ** 2)
+
+    before = [fitted(f, prior=qbvi.Normal(0, 10), backend="jax", vectorized=False).mean for f in (looked_up, captured)]
+    seen["y"] = seen["y"] + 5
+    held += 5
+    after = [fitted(f, prior=qbvi.Normal(0, 10), backend="jax", vectorized=False).mean for f in (looked_up, captured)]
+    assert np.all(np.array(after) - np.array(before) > 3)
+
+
+def test_an_exception_does_not_shrink_later_calls():
+    torch = library("torch")
+    assert torch
+    sizes = []
+
+    def shaky(beta):
+        sizes.append(len(beta))
+        if len(sizes) in (5, 6, 7):
+            msg = "not today"
+            raise RuntimeError(msg)
+        return logistic(beta)
+
+    options = {"prior": NORMAL, "method": qbvi.Regression(tol=0.1), "on_failure": "exclude"}
+    fitted(shaky, backend="torch", **options)
+    assert max(sizes[-3:]) >= 8
+
+
+def test_parameter_change_needs_means():
+    method = qbvi.QBVI(n_samples=4, stop=qbvi.ParameterChange(0.01, 3), n_fresh=4)
+    with pytest.raises(ValueError, match="ParameterChange up to 10,000 dimensions"):
+        qbvi.fit(
+            lambda x: -np.sum(x**2, -1),
+            qbvi.Normal(0, 1, shape=10_001),
+            family="diagonal",
+            method=method,
+            vectorized=True,
+        )
+
+
+def test_what_was_compiled_can_be_let_go(on_jax):
+    from qbvi.backends import on_jax as module
+
+    fitted(logistic, prior=NORMAL, backend="jax", vectorized=False)
+    assert module._jitted.cache_info().currsize
+    qbvi.clear_cache()
+    assert not module._jitted.cache_info().currsize

@@ -163,6 +163,27 @@ def test_a_start_in_the_dark_finds_a_scale_where_there_is_light():
     np.testing.assert_allclose(fit.sd, width, rtol=1e-3)
 
 
+def test_a_start_where_few_values_are_finite_goes_on_from_those():
+    """One orthant of eight around the start: the regression of what is there leads into it."""
+    fit = qbvi.fit(
+        lambda t: np.where(np.all(t > 0, axis=1), -50 * np.sum((t - 1) ** 2, axis=1), np.nan),
+        qbvi.Normal(0, 1, shape=3), vectorized=True, on_failure="exclude", method=Ridge(), seed=1,
+    )  # fmt: skip
+    assert fit.converged, fit.stop_reason
+    np.testing.assert_allclose(fit.mean, 100 / 101, atol=0.01)
+
+
+def test_more_fresh_draws_than_are_remembered_may_be_told(rng):
+    family, method = Gaussian(2), Ridge(n_samples=16, n_remembered=64)
+    state = method.init(family, family.start(np.zeros(2), np.ones(2)))
+    for _ in range(3):
+        theta = family.transport(state.q, rng.standard_normal((200, 2)))
+        y = -0.5 * np.sum((theta - 3) ** 2, axis=1) / 0.25
+        state, _ = method.tell(family, None, state, theta, Values(y, y, np.ones(200, dtype=bool), 0 * y))
+    np.testing.assert_allclose(family.mean(state.q), 3, atol=1e-6)
+    np.testing.assert_allclose(family.sd(state.q), 0.5, atol=1e-6)
+
+
 def test_a_posterior_that_is_cut_off_is_told():
     fit = qbvi.fit(
         lambda t: np.where(t[:, 0] > 0.5, -0.5 * np.sum((t - 1) ** 2, axis=1), -np.inf),

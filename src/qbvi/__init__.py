@@ -37,7 +37,7 @@ from qbvi.distributions import (
     Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood
+from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
@@ -114,6 +114,7 @@ __all__ = [
     "WholeNumbers",
     "Wishart",
     "baselines",
+    "clear_cache",
     "fit",
     "load",
     "models",

@@ -38,11 +38,12 @@ def array_namespace(*arrays: Array) -> Any:
     np.float64(2.0)
     """
     kinds = set(map(type, arrays))
-    found = _NAMESPACES.get(kinds.pop()) if len(kinds) == 1 else None
-    if found is None:
-        found = array_api_compat.array_namespace(*arrays)
-        _NAMESPACES[type(arrays[0])] = found
-    return found
+    if len(kinds) > 1:
+        return array_api_compat.array_namespace(*arrays)
+    kind = kinds.pop()
+    if kind not in _NAMESPACES:
+        _NAMESPACES[kind] = array_api_compat.array_namespace(*arrays)
+    return _NAMESPACES[kind]
 
 
 _NAMESPACES: dict[type, Any] = {}  # by class: a step of few draws asks as often as it computes

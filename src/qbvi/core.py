@@ -17,7 +17,7 @@ from qbvi.families import Family
 from qbvi.model import Model, Parameter
 from qbvi.random import Stream
 
-__all__ = ["Core", "Fresh", "Inputs", "Made", "Told"]
+__all__ = ["LARGEST_TRACED", "Core", "Fresh", "Inputs", "Made", "Told"]
 
 LARGEST_TRACED = 10_000  # dimensions up to which mean and standard deviations are kept for every step
 

@@ -113,7 +113,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         it holds and go on as if nothing had changed; ``"re-evaluate"``: start from its posterior, but evaluate anew.
     backend
         Whose arrays the function is given: ``"numpy"``, ``"jax"``, ``"torch"`` or ``"cupy"``. With ``vectorized`` they are stacked; otherwise the function of
-        one point is mapped by ``jax.vmap`` or ``torch.vmap``. Where method and family allow for it (`qbvi.QBVI` with Gaussians) the whole loop runs there, on JAX
+        one point is mapped by ``jax.vmap`` or ``torch.vmap``. Where method and family allow for it (`qbvi.Ridge` or `qbvi.QBVI` with Gaussians) the whole loop runs there, on JAX
         compiled; see docs/backends.md.
     device
         Where: ``"cpu"``, ``"gpu:1"``, ``"cuda"``, or as the library has it; by default where it puts new arrays.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from qbvi.algorithm import Algorithm, Values
 from qbvi.arrays import Array, to_numpy
 from qbvi.backends import HOST, Backend
-from qbvi.core import Core, Fresh, Inputs, Made, Told
+from qbvi.core import LARGEST_TRACED, Core, Fresh, Inputs, Made, Told
 from qbvi.diagnostics import left_open, objection_to, pareto_khat, still_to_gain
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations, Failure
 from qbvi.families import Family
@@ -24,7 +24,7 @@ from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.random import Independent, Streams, seed_words
 from qbvi.results import Fit, Report, Trace
-from qbvi.stopping import Budget, History, Stop
+from qbvi.stopping import Budget, History, ParameterChange, Stop
 from qbvi.threads import one_blas_thread
 
 __all__ = ["Conversation", "DomainError", "Iterate", "Request", "Run", "Snapshot", "Unconstrained", "drive"]
@@ -178,6 +178,9 @@ class Run:
     where: str = ""
 
     def __post_init__(self) -> None:
+        if self.family.dim > LARGEST_TRACED and any(isinstance(rule, ParameterChange) for rule in self.algorithm.stop):
+            msg = f"`stop` can hold ParameterChange up to {LARGEST_TRACED:,} dimensions, beyond which no means are kept, got {self.family.dim:,}; take Patience"
+            raise ValueError(msg)
         # Streams of their own, so that how many numbers one part draws changes nothing for the others.
         streams = np.random.SeedSequence(self.seed).spawn(3)
         self._draws, self._rows, self._fresh = (np.random.default_rng(stream) for stream in streams)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 from qbvi.backends.base import Backend, BackendError
 from qbvi.backends.host import HOST
 from qbvi.naming import pick
 
-__all__ = ["BACKENDS", "HOST", "Backend", "BackendError", "find_backend"]
+__all__ = ["BACKENDS", "HOST", "Backend", "BackendError", "find_backend", "forget_compiled"]
 
 # Where the class is, and what to install where its library is missing.
 BACKENDS: dict[str, tuple[str, str, str]] = {
@@ -47,6 +48,13 @@ def find_backend(backend: str = "numpy", device: Any = None, dtype: Any = "float
         msg = f"`backend` {backend!r} needs a library that is not installed ({error}): pip install '{extra}'"
         raise ImportError(msg) from error
     return kind.find(device, named)
+
+
+def forget_compiled() -> None:
+    """Let go of all that any backend has compiled."""
+    for module, name, _ in BACKENDS.values():
+        if module in sys.modules:
+            getattr(sys.modules[module], name).forget()
 
 
 def _name_of(dtype: Any) -> str:

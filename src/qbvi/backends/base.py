@@ -114,6 +114,11 @@ class Backend(ABC):
         method: Callable[..., Any] = getattr(owner, name)
         return method
 
+    @classmethod
+    def forget(cls) -> None:
+        """Let go of all that was compiled."""
+        return
+
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """What ``function`` would return, at least by its shapes and dtypes."""
         return function(*arguments)
@@ -140,6 +145,10 @@ class Backend(ABC):
         Asked only of backends that are compiled.
         """
         raise NotImplementedError
+
+    def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
+        """A name for what a function computes now; others where what it read besides its arguments has changed. Empty where nothing is compiled."""
+        return ""
 
     def free_bytes(self) -> float:
         """Memory that there is for intermediate results."""

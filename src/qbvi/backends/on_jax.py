@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -97,6 +98,16 @@ class OnJax(Backend):
         plan = _Compiled(function, self._place).lower(points, batch).compile().memory_analysis()
         return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
 
+    def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
+        """What is traced now, with the values of what the function captured: a program that was compiled with others must not serve."""
+        traced = jax.make_jaxpr(function)(points, batch)
+        digest = hashlib.blake2b(str(traced.jaxpr).encode(), digest_size=16)
+        digest.update(repr(jax.config.jax_default_matmul_precision).encode())
+        for captured in traced.consts:  # JAX's own arrays never change
+            is_own = isinstance(captured, jax.Array)
+            digest.update(str(id(captured)).encode() if is_own else np.ascontiguousarray(captured).data)
+        return digest.hexdigest()
+
     def free_bytes(self) -> float:
         """A share of what the device has left; of the machine's memory for a CPU."""
         told = self.device.memory_stats() or {}
@@ -137,6 +148,11 @@ class OnJax(Backend):
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
         """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
         return _jitted(owner, name, self._place)
+
+    @classmethod
+    def forget(cls) -> None:
+        """Let go of all that was compiled."""
+        _jitted.cache_clear()
 
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``jax.eval_shape``: nothing is computed or compiled."""

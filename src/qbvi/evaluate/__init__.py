@@ -4,7 +4,7 @@ from qbvi.evaluate.batches import Batches
 from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
 from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure, OnFailure
-from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost
+from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost, clear_cache
 from qbvi.evaluate.sharded import ShardedLikelihood
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "OnFailure",
     "Outcome",
     "ShardedLikelihood",
+    "clear_cache",
 ]

@@ -33,7 +33,7 @@ class LoaderBatches:
     """Epoch after epoch of a loader's batches, each with the factor that makes up for the rows left out.
 
     A batch of M of the N rows counts N / M times, so that its log-likelihood is an unbiased estimate of that of all rows where the loader
-    shuffles; the last batch of an epoch may be smaller, and counts more. What the loader draws (order, augmentation, seeds of its workers) comes from the
+    shuffles; the last batch of an epoch may be smaller, and counts more. What the loader draws by PyTorch's generators (order, seeds of its workers) comes from the
     generator given to `draw`: same seed, same batches, whatever was drawn elsewhere; the loader's own generators are left as they were.
 
     Parameters
@@ -47,7 +47,7 @@ class LoaderBatches:
     def __init__(self, loader: Any, backend: Backend = HOST) -> None:
         self.loader, self.backend = loader, backend
         self.n_rows = _n_rows(loader)
-        self.is_partial = _n_batches(loader) > 1
+        self.is_partial = _n_batches(loader) > 1 or _leaves_rows_out(loader, self.n_rows)
         self._epoch: Iterator[Any] | None = None
         if self.is_partial and type(loader.sampler).__name__ in ("SequentialSampler", "WeightedRandomSampler"):
             msg = (
@@ -90,6 +90,13 @@ def _n_rows(loader: Any) -> int:
             f"got one over {type(loader.dataset).__name__}; give it a __len__"
         )
         raise TypeError(msg) from None
+
+
+def _leaves_rows_out(loader: Any, n_rows: int) -> bool:
+    """Whether the one batch of an epoch is not all of the data."""
+    size = getattr(loader, "batch_size", None) or n_rows
+    drawn = len(loader.sampler) if hasattr(loader.sampler, "__len__") else n_rows
+    return bool(loader.drop_last and size < n_rows) or drawn < n_rows
 
 
 def _n_batches(loader: Any) -> int:

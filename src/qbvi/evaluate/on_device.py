@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.backends import HOST, Backend, BackendError
+from qbvi.backends import HOST, Backend, BackendError, forget_compiled
 from qbvi.backends.base import count, leaves, mapped_tree
 from qbvi.evaluate.batches import Batches
 from qbvi.evaluate.black_box import BlackBox, Evaluations, warn_if_not_a_log
 from qbvi.evaluate.calls import Outcome, Points, ShapeError, row
 from qbvi.evaluate.failures import Failure
 
-__all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "settled"]
+__all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "clear_cache", "settled"]
 
 
 class Identity:
@@ -56,12 +56,15 @@ class DeviceFunction:
         Whose arrays it is given and has to return.
     block
         Most points of one call; None for all of them.
+    version
+        What the function computes, besides who it is: see `Backend.version`.
     """
 
     function: Identity
     vectorized: bool
     backend: Backend
     block: int | None = None
+    version: str = ""
 
     def __call__(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
         """Values (n,) and the standard deviations of their noise (n,)."""
@@ -146,7 +149,7 @@ class DeviceBox(BlackBox):
         """Choose how many points a call may have; ``points`` need only have shapes."""
         self._planned = n = count(points)
         if self._each is None:
-            self._each = _bytes_per_point(self.likelihood, points, batch)
+            self._each = self._measured(points, batch)
         fitting = math.floor(self.backend.free_bytes() / self._each) if self._each else n
         # A power of two, so that what other programs do to the memory rarely means another compilation.
         fitting = n if fitting >= n else 2 ** (max(fitting, 1).bit_length() - 1)
@@ -213,10 +216,21 @@ class DeviceBox(BlackBox):
                     values, noise_sd = self.backend.compiled(self.likelihood, "__call__")(points, batch)
                 return values, noise_sd
             except Exception as error:
-                self._most = (self.likelihood.block or count(points)) // 2
-                if not self.backend.is_out_of_memory(error) or self._most < 1:
+                half = (self.likelihood.block or count(points)) // 2
+                if not self.backend.is_out_of_memory(error) or half < 1:
                     raise
-                self.likelihood = replace(self.likelihood, block=self._most)
+                self._most = half
+                self.likelihood = replace(self.likelihood, block=half)
+
+    def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
+        """Bytes that a call needs for each point; also take note of what the function computes now."""
+        try:
+            with self.backend.explained():
+                version = self.backend.version(self.likelihood.at_once, points, batch)
+                self.likelihood = replace(self.likelihood, version=version)
+                return _bytes_per_point(self.likelihood, points, batch)
+        except ShapeError:  # the call itself will say so, of as many points as it has
+            return 0.0
 
 
 class FromHost:
@@ -316,20 +330,30 @@ def taken(data: Any, rows: Array) -> Any:
     return mapped_tree(lambda part: array_namespace(part).take(part, rows, axis=0), data)
 
 
-_MEASURED: dict[Any, float] = {}  # bytes for each point, by function and shapes
+_MEASURED: dict[Any, float] = {}  # bytes for each point, by function and shapes, where measuring means to compile
 _MOST_MEASURED = 64
 
 
+def clear_cache() -> None:
+    """Let go of all that was compiled for earlier fits, and of the functions and arrays in it.
+
+    Examples
+    --------
+    >>> import qbvi
+    >>> qbvi.clear_cache()
+    """
+    _MEASURED.clear()
+    forget_compiled()
+
+
 def _bytes_per_point(function: DeviceFunction, points: Any, batch: tuple[Any, ...]) -> float:
+    if not function.backend.is_compiled:
+        return function.backend.bytes_per_point(function.at_once, points, batch)
     key = function, tuple((tuple(x.shape), str(x.dtype)) for x in leaves((points, batch)))
     if key not in _MEASURED:
         if len(_MEASURED) >= _MOST_MEASURED:
             del _MEASURED[next(iter(_MEASURED))]
-        try:
-            with function.backend.explained():
-                _MEASURED[key] = function.backend.bytes_per_point(function.at_once, points, batch)
-        except ShapeError:  # the call itself will say so, of as many points as it has
-            return 0.0
+        _MEASURED[key] = function.backend.bytes_per_point(function.at_once, points, batch)
     return _MEASURED[key]
 
 

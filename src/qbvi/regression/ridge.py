@@ -119,8 +119,8 @@ class Ridge:
         return True
 
     def fresh_draws(self, n_evals: int) -> int:
-        """A tenth of what was spent, but not too few."""
-        return max(self.n_fresh, n_evals // 10)
+        """About a tenth of what was spent, but not too few; a power of two times `n_fresh`, since each number is compiled for."""
+        return int(self.n_fresh * 2 ** max(0, round(math.log2(max(n_evals, 1) / (10 * self.n_fresh)))))
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not settled is given up."""
@@ -161,8 +161,9 @@ class Ridge:
         known = _regress(family, base.q, state, theta.shape[0])
         step = _take_step(family, known, radius, base.q, state.before.q)
         after = _landed(family, state, fresh, step.apply(family, base.q), base.q)
-        gap = self._predicted_gap(family, known, step, fresh)
         xp = array_namespace(state.q)
+        gap = self._predicted_gap(family, known, step, fresh)
+        gap = xp.where(xp.isfinite(state.before.bound), gap, xp.zeros_like(gap) + math.inf)  # one look is no proof
         norm = xp.sum(known.b**2 + 0.5 * xp.sum(known.C**2, axis=0)) ** 0.5
         promise = Promise(base.q, base.bound, base.se, step.gain, step.kl, step.is_bound)
         kept = state._replace(q=after, t=state.t + 1, radius=radius, before=promise)
@@ -304,7 +305,7 @@ def _regress(family: GaussianFamily, q: Array, state: State, n_new: int) -> _Kno
     """
     xp = array_namespace(q)
     points, alike = _weighted(family, q, state)
-    n = points.h.shape[0] - n_new // 4
+    n = points.h.shape[0] - min(n_new, points.h.shape[0]) // 4
     seen, unseen = Weighted(*(part[:n, ...] for part in points)), Weighted(*(part[n:, ...] for part in points))
     m = min(_DIMENSIONS, family.dim * (family.dim + 1) // 2)
     ridges = alike * xp.asarray(_RIDGES, dtype=q.dtype, device=device(q))
@@ -439,12 +440,14 @@ def _repeated(family: GaussianFamily, q: Array, previous: Array, shift: Array, g
 
 
 def _landed(family: GaussianFamily, state: State, fresh: _Fresh, moved: Array, base: Array) -> Array:
-    """Where the step led; back if that is no member, and on another scale, wider and narrower by turns, while nothing was ever seen."""
+    """Where the step led; back if that is no member, and on another scale, wider and narrower by turns, while hardly anything was seen."""
     xp = array_namespace(moved)
     is_member = xp.all(xp.isfinite(moved)) & xp.all(family.sd(moved) > 0)
     eye = xp.eye(family.dim, dtype=moved.dtype, device=device(moved))
     turn = state.t + 1
     factor = 8.0 ** xp.where(turn % 2 == 1, turn, -turn)
     elsewhere = family.deform(state.q, xp.zeros_like(eye[0, :]), factor * eye, eye / factor)
-    is_lost = fresh.is_dark & ~xp.isfinite(state.before.bound)
-    return xp.where(is_lost, elsewhere, xp.where(is_member, moved, base))
+    is_there = xp.isfinite(state.log_joint)
+    is_lost = fresh.is_dark & (xp.sum(xp.astype(is_there, moved.dtype)) < 2 * (family.dim + 2))
+    can_go = xp.all(xp.isfinite(elsewhere)) & xp.all(family.sd(elsewhere) > 0)
+    return xp.where(is_lost & can_go, elsewhere, xp.where(is_member, moved, base))
