@@ -33,7 +33,7 @@ def test_the_default_ends_within_a_hundredth_of_a_nat_or_five(name, tolerance, f
         result = fit(regression, seed, family=family)
         assert best - regression.exact_elbo(*result.unconstrained) < tolerance
         # the paper spends 100,000; the default's own budget on Credit is 14,000
-        assert result.n_evals <= (300 if name == "labour" else 14_000)
+        assert result.n_evals <= (350 if name == "labour" else 14_000)
         assert abs(result.elbo - regression.exact_elbo(*result.unconstrained)) < 5 * result.elbo_se
         if family == "full":
             assert result.converged

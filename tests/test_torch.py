@@ -566,3 +566,17 @@ import qbvi.torch
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert 'ImportError: qbvi.torch needs PyTorch, which is not installed: pip install "qbvi[torch]"' in ended.stderr
+
+
+def test_targets_that_broadcast_against_outputs_are_refused():
+    x = torch.randn(30, 2)
+    likelihood = module_likelihood(nn.Linear(2, 1), lambda output, target: (output - target) ** 2)
+    with pytest.raises(ValueError, match=r"losses of shape \(30, 30\) for 30 rows"):
+        qbvi.fit(likelihood, likelihood.prior, data=(x, x[:, 0]), vectorized=True, backend="torch", seed=1)
+
+
+def test_a_loader_that_drops_rows_gives_mini_batches():
+    data = TensorDataset(torch.randn(100, 2), torch.randn(100, 1))
+    whole, dropped = (DataLoader(data, batch_size=size, shuffle=True, drop_last=True) for size in (100, 64))
+    assert not LoaderBatches(whole).is_partial
+    assert LoaderBatches(dropped).is_partial

@@ -75,7 +75,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
         given, so many in each call.
     method
-        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, or a method to compare with
+        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, a `qbvi.Ridge` (or ``"ridge"``), or a method to compare with
         (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression` for Gaussian posteriors (`qbvi.Ridge` on a ``backend`` other than NumPy),
         `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
     family
@@ -116,7 +116,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         one point is mapped by ``jax.vmap`` or ``torch.vmap``. Where method and family allow for it (`qbvi.Ridge` or `qbvi.QBVI` with Gaussians) the whole loop runs there, on JAX
         compiled; see docs/backends.md.
     device
-        Where: ``"cpu"``, ``"gpu:1"``, ``"cuda"``, or as the library has it; by default where it puts new arrays.
+        Where: ``"cpu"``, ``"gpu:1"``, ``"cuda"``, or as the library has it, on JAX also several or a mesh; by default where it puts new arrays.
     dtype
         ``"float64"`` or ``"float32"``.
     progress
@@ -289,7 +289,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
 
 _GAUSSIAN_ONLY = (Regression, Ridge, BBVI, CGVB, MGVB)
 _MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
-_MOST_DIAGONAL = 50  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
+_MOST_DIAGONAL = 20  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
 
 
 def choose_method(
@@ -308,7 +308,11 @@ def choose_method(
         raise TypeError(msg)
     is_gaussian = isinstance(family, GaussianFamily)
     regression: Any = MeanFieldRegression if not is_gaussian else Regression if backend.is_host else Ridge
-    table: dict[str, Any] = {"auto": many_dimensional(family.dim) if many else regression(tol=tol), "paper": paper()}
+    table: dict[str, Any] = {
+        "auto": many_dimensional(family.dim) if many else regression(tol=tol),
+        "paper": paper(),
+        "ridge": Ridge(tol=tol),
+    }
     chosen: Any = pick("method", method, table | {"bbvi": BBVI(), "cgvb": CGVB(), "mgvb": MGVB()})
     if not is_gaussian and isinstance(chosen, _GAUSSIAN_ONLY) and not isinstance(chosen, MeanFieldRegression):
         msg = (

@@ -36,6 +36,7 @@ _MOST_FAILED = 0.02  # share of failed draws up to which a fit that left them ou
 _SUSPICION = (0.02, 0.01)  # nats, and chance of a false alarm, at which fresh draws are worth another turn of the loop
 _PROOF = (0.05, 1e-4)  # the same, at which a fit is not called converged
 _OPEN = 0.25  # nats that fresh draws may leave open of what a step would gain: half of what no fit may be off and say converged
+_UNEVEN = 6.0  # times what they would leave open if none outweighed the others; a residual that is all quadratic comes to three
 _MOST_LOOKS = 5
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12  # fresh draws times dimensions that are made at once, and how often
 _LONGEST = 64  # steps of a compiled chunk
@@ -490,7 +491,8 @@ class Run:
     def _open(self, look: _Look) -> float:
         """Nats that the fresh draws leave open; zero where that is little, or where they are not enough to tell."""
         missing = left_open(self._features(look), look.h[0]) if self._is_enough(look) else 0.0
-        return missing if missing > _OPEN else 0.0
+        even = 0.5 * self.family.size * float(look.h[0].var()) / look.h.size  # were all draws to weigh the same
+        return missing if missing > max(_OPEN, _UNEVEN * even) else 0.0
 
     def _is_enough(self, look: _Look) -> bool:
         return look.draws is not None and look.h.size >= 4 * (1 + self.family.size)

@@ -241,7 +241,9 @@ class ModuleLikelihood:
         return self._mapped(self._row_losses, params, (self._to_net(inputs), self._to_net(targets)))
 
     def _row_losses(self, point: Tensors, inputs: Any, targets: Any) -> Tensor:
-        return _summed_by_row(self.loss(self._forward(point, inputs), targets), _n_rows(targets))
+        losses = self.loss(self._forward(point, inputs), targets)
+        _refuse_broadcast(losses, targets)
+        return _summed_by_row(losses, _n_rows(targets))
 
     def _forward(self, point: Tensors, inputs: Any) -> Tensor:
         args, kwargs = ((), inputs) if isinstance(inputs, dict) else (_listed(inputs), {})
@@ -449,6 +451,17 @@ def _pair(batch: Any) -> tuple[Any, Any]:
         "first place: data=((x1, x2), y)"
     )
     raise ValueError(msg)
+
+
+def _refuse_broadcast(losses: Any, targets: Any) -> None:
+    """Targets (N,) against outputs (N, 1) make losses (N, N), of every row with every other."""
+    is_flat = isinstance(targets, torch.Tensor) and targets.ndim == 1 and len(targets) > 1
+    if is_flat and isinstance(losses, torch.Tensor) and losses.shape[:2] == (len(targets), len(targets)):
+        msg = (
+            f"`loss` must compare each row with its own target, got losses of shape {tuple(losses.shape)} for {len(targets)} rows: outputs (N, 1) and targets (N,) were "
+            "broadcast against each other; give targets the shape of the outputs, y[:, None]"
+        )
+        raise ValueError(msg)
 
 
 def _summed_by_row(losses: Any, rows: int) -> Tensor:

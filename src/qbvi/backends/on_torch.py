@@ -105,7 +105,8 @@ class OnTorch(Backend):
                 "`log_likelihood` must not decide by values when it is mapped over the points by torch.vmap: take torch.where in place of `if`, or pass "
                 "vectorized=True for a function of stacked points"
             )
-        if isinstance(error, TypeError | RuntimeError) and "numpy" in text.lower():
+        by_numpy = ("numpy", "unexpected keyword argument 'axis'", "cannot access data pointer")
+        if isinstance(error, TypeError | RuntimeError) and any(sign in text.lower() for sign in by_numpy):
             return (
                 "`log_likelihood` must compute with torch when backend='torch', but mixes in arrays of NumPy: make them tensors with torch.as_tensor, or leave "
                 "`backend` out"

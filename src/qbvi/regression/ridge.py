@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from scipy.special import gammaincinv
 
@@ -69,7 +69,7 @@ class Ridge:
     tol
         Stop when fewer nats than this are predicted to be missing.
     n_samples
-        Draws per step, a multiple of 8; by default as many as there are coefficients, d (d + 3) / 2, up to 1,024 and then a fifth of
+        Draws per step, a multiple of 8 and at least 16; by default as many as there are coefficients, d (d + 3) / 2, up to 1,024 and then a fifth of
         them up to 8,192, as a power of two and at least 128.
     n_remembered
         Draws that take part in a step; by default eight for each coefficient, within bounds.
@@ -93,8 +93,8 @@ class Ridge:
     n_remembered: int | None = None
     initial_scale: float = 0.01
     n_fresh: int = 1000
-    window: int = 1
-    keep: str = "last"
+    window: ClassVar[int] = 1
+    keep: ClassVar[str] = "last"
 
     def __post_init__(self) -> None:
         for name in ("tol", "initial_scale"):
@@ -104,8 +104,8 @@ class Ridge:
         if self.n_samples is not None and (self.n_samples < 16 or self.n_samples % 8):
             msg = f"`n_samples` must be a multiple of 8, as a quarter of the pairs is set aside, and at least 16, got {self.n_samples}"
             raise ValueError(msg)
-        if self.n_remembered is not None and self.n_remembered < (self.n_samples or 1):
-            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples}, got {self.n_remembered}"
+        if self.n_remembered is not None and self.n_remembered < (self.n_samples or 16):
+            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples or 16}, got {self.n_remembered}"
             raise ValueError(msg)
 
     @property
