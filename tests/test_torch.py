@@ -414,6 +414,9 @@ def test_loader_over_part_of_the_rows_counts_those():
     assert whole.draw(np.random.default_rng(1))[1] == 1.0
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*os.fork:RuntimeWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # JAX, if loaded
 def test_workers_of_a_loader_give_the_same_batches(data):
     drawn_by = []
     for workers in (0, 1):
