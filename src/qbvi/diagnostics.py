@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-__all__ = ["left_open", "objection_to", "pareto_khat", "still_to_gain"]
+__all__ = ["khat_error", "left_open", "objection_to", "pareto_khat", "still_to_gain"]
 
 _FAR_OFF = 6.0  # nats: the spread of log p / q beyond which fresh draws prove nothing about the bound
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
@@ -42,6 +42,17 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
+def khat_error(khat: float, n: int) -> float:
+    """About the standard error of a k-hat that was told from n draws: ``(1 + k) / sqrt(m)`` for a tail of m ratios.
+
+    Examples
+    --------
+    >>> round(khat_error(1.0, 100), 2)
+    0.45
+    """
+    return float((1 + khat) / np.sqrt(min(0.2 * n, 3 * np.sqrt(n))))
+
+
 def objection_to(khat: float, h: NDArray[np.float64]) -> str:
     """Why a fit that settled is not the posterior all the same, as the end of a sentence; empty where nothing speaks against it.
 
@@ -58,9 +69,8 @@ def objection_to(khat: float, h: NDArray[np.float64]) -> str:
         return f", but log p / q varies by {h.std():.2g} nats under the result: it is far from the posterior, and its bound hardly known"
     if not np.isfinite(khat):
         return ", but one importance ratio outweighs all others" if khat == np.inf else ""
-    tail = min(0.2 * h.size, 3 * np.sqrt(h.size))
     missing = np.log(np.mean(np.exp(h - h.max()))) + h.max() - h.mean()
-    if missing < 0.05 or not khat - 1.5 * (1 + khat) / np.sqrt(tail) > 0.7:
+    if missing < 0.05 or not khat - 1.5 * khat_error(khat, h.size) > 0.7:
         return ""
     return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
 

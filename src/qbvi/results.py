@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from qbvi.arrays import to_numpy
+from qbvi.diagnostics import khat_error
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.evaluate.failures import Failure
 from qbvi.families import (
@@ -160,6 +161,8 @@ class Report:
     --------
     >>> Report(elbo=-3.2, khat=0.68, khat_draws=1000).khat_verdict
     'doubtful, above 0.67: the tails of the posterior are not matched'
+    >>> Report(elbo=-3.2, khat=1.1, khat_draws=100).khat_verdict
+    'not known: 100 draws tell it only to about 0.5'
     """
 
     elbo: float = math.nan
@@ -194,6 +197,9 @@ class Report:
             return f"good, below {self.khat_limit:.2g}"
         if self.khat < 1:
             return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
+        error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
+        if self.khat - 1.5 * error <= 0.7:  # what takes a convergence back: see `qbvi.diagnostics.objection_to`
+            return f"not known: {self.khat_draws} draws tell it only to about {error:.1f}"
         return "bad, above 1: means and intervals may be far off"
 
 
