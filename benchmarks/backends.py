@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import qbvi
-from qbvi.algorithm import Values
+from qbvi.protocol import Values
 from qbvi.random import Stream, seed_words
 from qbvi.stopping import MaxIterations
 

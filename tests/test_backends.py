@@ -14,6 +14,7 @@ import qbvi
 import qbvi.run
 from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
+from qbvi.chunks import CompiledSteps
 from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
@@ -211,7 +212,7 @@ def test_very_many_dimensions_leave_no_trace_of_mean_and_sd():
 @pytest.mark.parametrize("longest", [1, 5])
 def test_the_length_of_chunks_changes_nothing(longest, on_jax, monkeypatch):
     whole = fitted(logistic, backend="jax", prior=NORMAL)
-    monkeypatch.setattr(qbvi.run, "_LONGEST", longest)
+    monkeypatch.setattr("qbvi.chunks._LONGEST", longest)
     assert_same(fitted(logistic, backend="jax", prior=NORMAL), whole, rtol=1e-12)
 
 
@@ -275,17 +276,17 @@ def lambda_of_names(p, rows):
 def test_nothing_goes_to_the_host_inside_a_chunk(on_jax, monkeypatch):
     import jax
 
-    made, programs = qbvi.run._Chunks._made, []
+    advance, programs = CompiledSteps._advance, []
 
-    def guarded(self, run, state, steps, inputs):
-        program = run.backend.compiled(self._core, "advance")
-        there = run.backend.put(np.asarray(steps, dtype=np.int32))
+    def guarded(self, state, steps, inputs):
+        program = self._engine.backend.compiled(self._core, "advance")
+        there = self._engine.number(steps)
         programs.append(program.lower(state, there, inputs).as_text())
         with jax.transfer_guard("disallow_explicit"):
             program(state, there, inputs)
-        return made(self, run, state, steps, inputs)
+        return advance(self, state, steps, inputs)
 
-    monkeypatch.setattr(qbvi.run._Chunks, "_made", guarded)
+    monkeypatch.setattr(CompiledSteps, "_advance", guarded)
     fitted(logistic, backend="jax", prior=NORMAL)
     assert "while" in programs[0]
     assert not any(
@@ -317,15 +318,15 @@ def test_a_callback_hears_of_every_step(on_jax):
 
 
 def test_an_interruption_returns_what_there_is(on_jax, monkeypatch):
-    made, calls = qbvi.run._Chunks._made, []
+    advance, calls = CompiledSteps._advance, []
 
     def interrupted(self, *arguments):
         calls.append(1)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return made(self, *arguments)
+        return advance(self, *arguments)
 
-    monkeypatch.setattr(qbvi.run._Chunks, "_made", interrupted)
+    monkeypatch.setattr(CompiledSteps, "_advance", interrupted)
     fit = fitted(logistic, backend="jax", prior=NORMAL)
     assert fit.stop_reason == "interrupted (Ctrl-C) before the fit settled"
     assert 3 <= len(fit.trace) < 12
@@ -346,16 +347,16 @@ def test_a_time_limit_ends_a_compiled_loop(on_jax):
 def test_a_run_that_was_interrupted_goes_on_to_the_same_result(backend, batch_size, tmp_path, monkeypatch):
     options = {"backend": backend, "prior": NORMAL, "data": {"x": X, "y": Y}, "batch_size": batch_size}
     whole = fitted(rowwise_logistic, **options)
-    book, booked = qbvi.run.Run._book, []
+    record, recorded = qbvi.run.Run._record, []
 
     def interrupted(self, *arguments):
-        booked.append(1)
-        if len(booked) == 6:
+        recorded.append(1)
+        if len(recorded) == 6:
             raise KeyboardInterrupt
-        book(self, *arguments)
+        record(self, *arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(qbvi.run.Run, "_book", interrupted)
+        patch.setattr(qbvi.run.Run, "_record", interrupted)
         part = fitted(rowwise_logistic, checkpoint=tmp_path / "run", **options)
     assert len(part.trace) < 12
     assert_same(fitted(rowwise_logistic, checkpoint=tmp_path / "run", **options), whole, rtol=1e-13)

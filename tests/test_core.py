@@ -76,7 +76,7 @@ def test_a_step_that_is_not_finite_is_refused(xp):
     values = told(theta)
     broken = values._replace(log_joint=xp.full_like(values.log_joint, xp.nan))
     after, info = method.tell(family, xp.zeros(family.size), state, theta, broken)
-    assert bool(info.refused)
+    assert bool(info.is_refused)
     np.testing.assert_array_equal(to_numpy(after.q), to_numpy(state.q))
     assert not np.array_equal(to_numpy(expected.q), to_numpy(state.q))
 

@@ -11,10 +11,11 @@ from oracles import gaussian_kl
 from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.correction import LeftOutDraws, corrected
+from qbvi.regression.gaussian import longest_step
 from qbvi.regression.hermite import free_features, kernels, tail_variance
+from qbvi.regression.rules import SearchPlan, Thinning, TrustRegion
 from qbvi.regression.store import Store
-from qbvi.regression.surrogate import Hyper, Points, Search, Surrogate, System, leave_pairs_out
-from qbvi.regression.trust_region import take_step
+from qbvi.regression.surrogate import HermiteRegression, Sample, Surrogate, Variances, leave_pairs_out
 
 
 def hermite(z, degree):
@@ -56,18 +57,18 @@ def test_the_quadratic_kernel_holds_the_features_that_a_family_follows(rng, fami
     np.testing.assert_allclose(family.quadratic_kernel(z), explicit @ explicit.T, atol=1e-12)
 
 
-def dense_posterior(z, h, growth, hyper, scale):
+def dense_posterior(z, h, growth, variances, scale):
     """The same model as a Bayesian linear regression with every coefficient written out."""
     free, second, third, fourth = free_features(z), hermite(z, 2), hermite(z, 3), hermite(z, 4)
     design = np.concatenate([free, second, third, fourth], axis=1)
-    variances = np.concatenate([
+    prior = np.concatenate([
         np.full(free.shape[1], 1e10),
-        np.full(second.shape[1], hyper.quadratic / second.shape[1]),
-        np.full(third.shape[1], 1 / (1 + hyper.omega) / third.shape[1]),
-        np.full(fourth.shape[1], hyper.omega / (1 + hyper.omega) / fourth.shape[1]),
+        np.full(second.shape[1], variances.quadratic / second.shape[1]),
+        np.full(third.shape[1], 1 / (1 + variances.omega) / third.shape[1]),
+        np.full(fourth.shape[1], variances.omega / (1 + variances.omega) / fourth.shape[1]),
     ])  # fmt: skip
-    noise = hyper.noise * growth
-    precision = design.T @ (design / noise[:, None]) + np.diag(1 / variances)
+    noise = variances.noise * growth
+    precision = design.T @ (design / noise[:, None]) + np.diag(1 / prior)
     cov = np.linalg.inv(precision)
     return cov @ design.T @ (h / noise), scale * cov
 
@@ -87,14 +88,14 @@ def quartic(z):
 def case(rng):
     z = orthogonal_pairs(rng, 40, 2)
     growth = rng.uniform(1, 3, 40)
-    return Points(z, quartic(z), growth, np.arange(40) // 2, 1e-20)
+    return Sample(z, quartic(z), growth, np.arange(40) // 2, 1e-20)
 
 
 def test_the_posterior_is_that_of_the_written_out_linear_model(case):
     """Bound, natural gradient and its variance: kernel algebra against explicit coefficients."""
-    family, hyper = Gaussian(2), Hyper(0.3, 50.0, 0.05)
-    surrogate = System(case).posterior(hyper, family)
-    mean, cov = dense_posterior(case.z, case.h, case.growth, hyper, surrogate.scale)
+    family, variances = Gaussian(2), Variances(0.3, 50.0, 0.05)
+    surrogate = HermiteRegression(case).posterior(variances, family)
+    mean, cov = dense_posterior(case.z, case.h, case.growth, variances, surrogate.scale)
     # columns: 1, z1, z2, radius, then degree two as (2, 0), (1, 1), (0, 2) in the order of itertools: (0,2), (1,1), (2,0)
     radius = mean[3] / math.sqrt(2)  # of the free radial feature, on each diagonal coefficient
     quadratic = mean[4:7]
@@ -111,11 +112,11 @@ def test_the_posterior_is_that_of_the_written_out_linear_model(case):
 
 
 def test_left_out_pairs_are_predicted_as_by_a_fit_without_them(case):
-    hyper = Hyper(0.3, 50.0, 0.05)
-    left_out = leave_pairs_out(System(case).solve(hyper), case.pair)
+    variances = Variances(0.3, 50.0, 0.05)
+    left_out = leave_pairs_out(HermiteRegression(case).solve(variances), case.pair)
     residuals = left_out.residuals
     keep = np.arange(40) // 2 != 7
-    mean, _ = dense_posterior(case.z[keep], case.h[keep], case.growth[keep], hyper, 1.0)
+    mean, _ = dense_posterior(case.z[keep], case.h[keep], case.growth[keep], variances, 1.0)
     design = np.concatenate([free_features(case.z), *(hermite(case.z, m) for m in (2, 3, 4))], axis=1)
     expected = (case.h - design @ mean)[~keep]
     np.testing.assert_allclose(residuals[~keep], expected, rtol=1e-4, atol=1e-6)
@@ -130,15 +131,15 @@ def test_a_quadratic_is_found_exactly_from_as_many_points_as_it_has_coefficients
     b, root = rng.standard_normal(d), rng.standard_normal((d, d))
     C = root + root.T
     h = 7.0 + z @ b + 0.5 * (np.einsum("ni,ij,nj->n", z, C, z) - np.trace(C))
-    system = System(Points(z, h, np.ones(n), np.arange(n) // 2, 1e-24))
-    surrogate = system.posterior(system.search(Hyper(), Search()), Gaussian(d))
+    system = HermiteRegression(Sample(z, h, np.ones(n), np.arange(n) // 2, 1e-24))
+    surrogate = system.posterior(system.search(Variances(), SearchPlan()), Gaussian(d))
     np.testing.assert_allclose(surrogate.b, b, atol=1e-6)
     np.testing.assert_allclose(surrogate.bound, 7.0, atol=1e-2)
 
 
 def surrogate_of(b, C, scale=0.0, sd=1e-6):
     d = len(b)
-    return Surrogate(0.0, 0.0, b, C, np.zeros(d), 0.0, sd, 0.0, scale, Hyper(), np.zeros(0))
+    return Surrogate(0.0, 0.0, b, C, np.zeros(d), 0.0, sd, 0.0, scale, Variances(), np.zeros(0))
 
 
 def test_the_full_step_on_a_quadratic_leads_to_its_gaussian(rng):
@@ -146,20 +147,20 @@ def test_the_full_step_on_a_quadratic_leads_to_its_gaussian(rng):
     family, root = Gaussian(4), rng.standard_normal((4, 4))
     A, m = np.eye(4) + root @ root.T, rng.standard_normal(4)
     q = family.start(np.zeros(4), np.ones(4))
-    step = take_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9)
+    step = longest_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9, TrustRegion())
     moved = step.apply(family, q)
     np.testing.assert_allclose(family.mean(moved), m, rtol=1e-9)
     np.testing.assert_allclose(family.cov(moved), np.linalg.inv(A), rtol=1e-9, atol=1e-12)
     exact = gaussian_kl(np.zeros(4), np.eye(4), m, np.linalg.inv(A))
     np.testing.assert_allclose(step.gain, exact, rtol=1e-9)
     np.testing.assert_allclose(step.kl, gaussian_kl(m, np.linalg.inv(A), np.zeros(4), np.eye(4)), rtol=1e-9)
-    assert not step.is_bound
+    assert not step.is_restricted
 
 
 def test_a_diagonal_family_takes_the_mean_of_the_quadratic_and_the_diagonal_of_its_precision(rng):
     family, root = DiagonalGaussian(4), rng.standard_normal((4, 4))
     A, m = np.eye(4) + root @ root.T, rng.standard_normal(4)
-    step = take_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9)
+    step = longest_step(surrogate_of(A @ m, np.eye(4) - A), family, 1e9, TrustRegion())
     moved = step.apply(family, family.start(np.zeros(4), np.ones(4)))
     np.testing.assert_allclose(family.mean(moved), m, rtol=1e-9)
     np.testing.assert_allclose(family.sd(moved) ** -2, np.diag(A), rtol=1e-9)
@@ -170,16 +171,16 @@ def test_a_step_never_leaves_the_trust_region(rng, radius):
     family = Gaussian(3)
     for _ in range(20):
         root = 3 * rng.standard_normal((3, 3))
-        step = take_step(surrogate_of(5 * rng.standard_normal(3), root + root.T), family, radius)
+        step = longest_step(surrogate_of(5 * rng.standard_normal(3), root + root.T), family, radius, TrustRegion())
         assert step.kl <= radius * (1 + 1e-9)
         assert np.all(step.precision > 0)
 
 
 def test_doubt_about_higher_degrees_shortens_a_step(rng):
     b, C, family = np.full(3, 10.0), np.zeros((3, 3)), Gaussian(3)
-    sure, unsure = (take_step(surrogate_of(b, C, scale), family, 1e9) for scale in (0.0, 100.0))
-    assert sure.beta == 1
-    assert unsure.beta < 0.9
+    sure, unsure = (longest_step(surrogate_of(b, C, scale), family, 1e9, TrustRegion()) for scale in (0.0, 100.0))
+    assert sure.share == 1
+    assert unsure.share < 0.9
 
 
 def test_pairs_are_mirror_images_with_the_right_radii():
@@ -196,7 +197,7 @@ def test_the_sample_of_earlier_points_keeps_the_tails_of_q(rng):
     wide, narrow = family.start(np.zeros(2), np.full(2, 3.0)), family.start(np.zeros(2), np.ones(2))
     theta = family.transport(wide, orthogonal_pairs(rng, 8000, 2))
     store = Store.empty(2).add(family, wide, theta, np.zeros(8000), np.zeros(8000))
-    chosen = store.choose(family, narrow, most=600)
+    chosen = store.choose(family, narrow, 600, Thinning())
     assert 500 < len(chosen.rows) <= 602  # pairs stay together
     ratio = np.exp(chosen.log_density)
     z = chosen.x
@@ -211,7 +212,7 @@ def test_noise_alone_corrects_nothing_and_a_kink_is_corrected(rng):
     z = orthogonal_pairs(rng, n, d)
     weights, pair = np.ones(n), np.arange(n) // 2
     flat = Surrogate(
-        0.0, 0.1, np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0, 0.0, 0.0, 1.0, Hyper(), rng.standard_normal(n)
+        0.0, 0.1, np.zeros(d), np.zeros((d, d)), np.zeros(d), 0.0, 0.0, 0.0, 1.0, Variances(), rng.standard_normal(n)
     )
     assert np.abs(corrected(flat, LeftOutDraws(z, weights, pair)).b).max() < 0.1  # nearly always nothing at all
     kink = np.maximum(z[:, 0], 0.0)  # E[z max(z, 0)] = 1/2, E[(z^2 - 1) max(z, 0)] = phi(0)
@@ -222,9 +223,11 @@ def test_noise_alone_corrects_nothing_and_a_kink_is_corrected(rng):
 
 def test_the_factor_is_that_of_the_whole_covariance(rng):
     """The covariance is made in blocks of rows, of which only the upper triangle is there."""
-    z, hyper = orthogonal_pairs(rng, 150, 3), Hyper(0.3, 50.0, 0.05)
+    z, variances = orthogonal_pairs(rng, 150, 3), Variances(0.3, 50.0, 0.05)
     growth = rng.uniform(1, 3, 150)
-    factor = np.tril(System(Points(z, quartic(z[:, :2]), growth, np.arange(150) // 2, 1e-20)).solve(hyper).factor)
+    factor = np.tril(
+        HermiteRegression(Sample(z, quartic(z[:, :2]), growth, np.arange(150) // 2, 1e-20)).solve(variances).factor
+    )
     kernel = kernels(z)
     covariance = 50.0 * kernel.second + kernel.tail(0.3) + np.diag(0.05 * growth)
     np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-7, atol=1e-7)
@@ -233,7 +236,9 @@ def test_the_factor_is_that_of_the_whole_covariance(rng):
 def test_a_covariance_that_is_singular_gets_a_larger_nugget(rng):
     """Every point twice and next to no noise: rank n / 2."""
     z = np.repeat(orthogonal_pairs(rng, 40, 2), 2, axis=0)
-    solved = System(Points(z, quartic(z), np.full(80, 1e-12), np.arange(80) // 4, 1e-20)).solve(Hyper(0.3, 50.0, 1e-10))
+    solved = HermiteRegression(Sample(z, quartic(z), np.full(80, 1e-12), np.arange(80) // 4, 1e-20)).solve(
+        Variances(0.3, 50.0, 1e-10)
+    )
     assert np.all(np.isfinite(solved.alpha))
     assert np.all(np.diag(solved.factor) > 0)
 
@@ -242,11 +247,11 @@ def test_a_covariance_that_is_singular_gets_a_larger_nugget(rng):
 def test_random_signs_tell_the_variance_of_the_curvature(rng, monkeypatch, quadratic):
     """120 quadratic features, by 100 combinations of them and one by one; the larger the prior variance, the more the free radius would disturb."""
     d, n = 15, 300
-    z, family, hyper = orthogonal_pairs(rng, n, d), Gaussian(d), Hyper(0.3, quadratic, 0.05)
-    system = System(Points(z, np.sum(z**3, axis=1), np.ones(n), np.arange(n) // 2, 1e-20))
-    combined = system.posterior(hyper, family).quadratic_variance
+    z, family, variances = orthogonal_pairs(rng, n, d), Gaussian(d), Variances(0.3, quadratic, 0.05)
+    system = HermiteRegression(Sample(z, np.sum(z**3, axis=1), np.ones(n), np.arange(n) // 2, 1e-20))
+    combined = system.posterior(variances, family).quadratic_variance
     monkeypatch.setattr("qbvi.regression.surrogate._SIGNS", 1000)
-    exact = system.posterior(hyper, family).quadratic_variance
+    exact = system.posterior(variances, family).quadratic_variance
     assert combined != exact
     np.testing.assert_allclose(combined, exact, rtol=0.15)  # sqrt(2 / 100), were all in one coefficient
 
@@ -256,14 +261,14 @@ def test_a_search_gets_far_in_a_few_tries(rng):
     d, n = 3, 60
     z = orthogonal_pairs(rng, n, d)
     h = z[:, 0] - 2 * z[:, 1] * z[:, 2]
-    system = System(Points(z, h, np.ones(n), np.arange(n) // 2, 1e-24))
-    assert system.search(Hyper(0.3, 1e2, 1e-3), Search(tries=4, restart=False, leap=True)).quadratic > 1e8
+    system = HermiteRegression(Sample(z, h, np.ones(n), np.arange(n) // 2, 1e-24))
+    assert system.search(Variances(0.3, 1e2, 1e-3), SearchPlan(tries=4, restart=False, leap=True)).quadratic > 1e8
 
 
 def test_no_search_keeps_the_variances(rng):
     z = orthogonal_pairs(rng, 20, 2)
-    system = System(Points(z, quartic(z), np.ones(20), np.arange(20) // 2, 1e-20))
-    np.testing.assert_allclose(system.search(Hyper(0.5, 7.0, 0.1), Search(0, restart=False)), (0.5, 7.0, 0.1))
+    system = HermiteRegression(Sample(z, quartic(z), np.ones(20), np.arange(20) // 2, 1e-20))
+    np.testing.assert_allclose(system.search(Variances(0.5, 7.0, 0.1), SearchPlan(0, restart=False)), (0.5, 7.0, 0.1))
 
 
 def test_more_points_than_are_allowed_are_thinned_and_not_forgotten(rng):
@@ -272,4 +277,4 @@ def test_more_points_than_are_allowed_are_thinned_and_not_forgotten(rng):
     past, now = family.start(np.zeros(2), np.full(2, 1.0)), family.start(np.full(2, 4.0), np.full(2, 0.3))
     theta = family.transport(past, orthogonal_pairs(rng, 1000, 2))
     store = Store.empty(2).add(family, past, theta, np.zeros(1000), np.zeros(1000))
-    assert 500 <= len(store.choose(family, now, most=500).rows) <= 502  # pairs stay together
+    assert 500 <= len(store.choose(family, now, 500, Thinning()).rows) <= 502  # pairs stay together

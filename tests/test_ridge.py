@@ -5,11 +5,11 @@ import pytest
 
 import qbvi
 from oracles import GaussianTarget, LogisticRegression, gaussian_kl, labour
-from qbvi.algorithm import Values
 from qbvi.arrays import to_numpy
 from qbvi.families import DiagonalGaussian, Gaussian
+from qbvi.protocol import Values
 from qbvi.regression.krylov import Weighted, krylov
-from qbvi.regression.ridge import Ridge, _judge
+from qbvi.regression.ridge import Ridge, judged
 
 
 def explicit(z, h, weight, ridge):
@@ -69,7 +69,7 @@ def test_the_gap_of_fresh_draws_is_unbiased(family, mirrored):
         half = rng.standard_normal((16, 3))
         z = np.stack([half, -half if mirrored else rng.standard_normal((16, 3))], axis=1).reshape(32, 3)
         h = 5 + z @ b + quadratic(z, C) + 0.05 * (z[:, 0] ** 3 - 3 * z[:, 0])
-        fresh = _judge(family, q, z, Values(h, h + family.log_prob(q, z), np.ones(32, dtype=bool), 0 * h))
+        fresh = judged(family, q, z, Values(h, h + family.log_prob(q, z), np.ones(32, dtype=bool), 0 * h))
         gaps.append(fresh.gap)
         told.append(fresh.gap_se)
     error = np.std(gaps) / np.sqrt(len(gaps))
@@ -84,11 +84,11 @@ def test_failed_draws_bias_neither_bound_nor_gap(rng):
     z = np.repeat(rng.standard_normal((64, 2)), 2, axis=0) * np.tile([[1.0], [-1.0]], (64, 1))
     ok = rng.random(128) > 0.2
     flat = np.where(ok, 3.0, np.nan)
-    fresh = _judge(family, q, z, Values(flat, flat + family.log_prob(q, z), ok, 0 * flat))
+    fresh = judged(family, q, z, Values(flat, flat + family.log_prob(q, z), ok, 0 * flat))
     assert abs(fresh.bound - 3) < 1e-12
     assert abs(fresh.gap) < 1e-12
     assert not fresh.is_dark
-    dark = _judge(family, q, z, Values(flat, np.full(128, np.nan), np.zeros(128, dtype=bool), 0 * flat))
+    dark = judged(family, q, z, Values(flat, np.full(128, np.nan), np.zeros(128, dtype=bool), 0 * flat))
     assert dark.is_dark
     assert dark.bound == -np.inf
 
@@ -99,7 +99,7 @@ def test_values_beyond_squaring_are_known_to_be_bad():
     z = np.linspace(-1, 1, 16)[:, None]
     h = -1e200 * (1 + z[:, 0] ** 2)
     with np.errstate(over="ignore", invalid="ignore"):
-        fresh = _judge(family, q, z, Values(h, h, np.ones(16, dtype=bool), 0 * h))
+        fresh = judged(family, q, z, Values(h, h, np.ones(16, dtype=bool), 0 * h))
     assert 1e198 < fresh.se < 1e200
 
 

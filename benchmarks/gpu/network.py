@@ -19,8 +19,8 @@ import numpy as np
 from rates import measure, seconds
 
 import qbvi
-from qbvi.algorithm import Values
 from qbvi.families import DiagonalGaussian
+from qbvi.protocol import Values
 from qbvi.random import Stream
 
 LAYERS = (784, 1000, 200, 10)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.estimators import Batch, ControlVariate, Estimator, LeaveOneOut, Residual, ScoreFunction
 from qbvi.families.base import Family
 from qbvi.naming import pick
+from qbvi.protocol import Algorithm, Info, Values
 from qbvi.random import Antithetic, Draws, Independent, Sobol, Source
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
-from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule
+from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule, as_rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
 
-__all__ = ["QBVI", "Algorithm", "Info", "State", "Values", "paper"]
+__all__ = ["QBVI", "QBVIState", "paper"]
 
 ESTIMATORS: dict[str, Estimator] = {
     "score-function": ScoreFunction(),
@@ -41,55 +42,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-class Values(NamedTuple):
-    """What the black box and the model say of the draws of a step."""
-
-    f: Array  # (n,) log-likelihood, with the part of the log prior that eta does not carry
-    log_joint: Array  # (n,) log p(y, theta), Jacobian included
-    ok: Array  # (n,) False where the function failed and the value was filled in
-    noise_sd: Array  # (n,) standard deviation of the function's noise, as far as the function tells it
-
-
-class Algorithm(Protocol):
-    """Anything that can be asked for points and told the function's values there."""
-
-    stop: Any
-    window: int
-    keep: str
-    is_array_api: (
-        bool  # whether `ask` and `tell` run on any array library; the ``rng`` of `ask` is then a `qbvi.random.Stream`
-    )
-
-    def fresh_draws(self, n_evals: int) -> int:
-        """How many draws from the result to spend on its bound and k-hat, after so many evaluations."""
-        ...
-
-    def start_scale(self, scale: Array) -> Array:
-        """Standard deviations to start from, given those of the prior."""
-        ...
-
-    def default_budget(self, d: int) -> int | None:
-        """Evaluations after which to give up where the user set no budget."""
-        ...
-
-    def notes(self, state: Any) -> tuple[str, ...]:
-        """Sentences for the user about what was found on the way."""
-        ...
-
-    def init(self, family: Family, q: Array) -> Any:
-        """State before the first step; it has the present member as ``state.q``."""
-        ...
-
-    def ask(self, family: Family, state: Any, rng: Any) -> Array:
-        """Points at which the function is wanted: (n, d)."""
-        ...
-
-    def tell(self, family: Family, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Info]:
-        """The next state, and what there is to read about the step."""
-        ...
-
-
-class State(NamedTuple):
+class QBVIState(NamedTuple):
     """What the next step needs."""
 
     q: Array  # the present member of the family
@@ -98,20 +51,8 @@ class State(NamedTuple):
     carry: Any  # carried by the updates
 
 
-class Info(NamedTuple):
-    """What a person reads about a step; every field is an array of the backend."""
-
-    bound: Array  # () estimate of the lower bound at the q that was left
-    h: Array  # (n,) residuals at the draws from it
-    gap: Array  # () nats still to be gained after the step, NaN where the method does not say
-    grad_norm: Array  # () norm of the natural gradient, in natural coordinates
-    step: Array  # () norm of the change relative to the direction: the rate that was really applied
-    inside: Array  # () whether the update ended inside the domain
-    refused: Array  # () whether the step was refused because it was not finite
-
-
 @dataclass(frozen=True)
-class QBVI:
+class QBVI(Algorithm):
     r"""Natural-gradient variational inference from function values, as a sentence of named parts.
 
     One step (paper, Algorithm 1), for draws :math:`\theta_s \sim q_\lambda`:
@@ -165,7 +106,10 @@ class QBVI:
     initial_sd: float | None = None
     n_fresh: int = 1000
 
-    is_array_api: ClassVar[bool] = True
+    @property
+    def is_array_api(self) -> bool:
+        """It runs on every array library."""
+        return True
 
     @property
     def draws_on_host(self) -> bool:
@@ -178,7 +122,7 @@ class QBVI:
             "estimator": pick("estimator", self.estimator, ESTIMATORS),
             "draws": pick("draws", self.draws, DRAWS),
             "step": pick("step", self.step, STEPS),
-            "stop": tuple(pick("stop", rule, RULES) for rule in _listed(self.stop)),
+            "stop": tuple(as_rule(pick("stop", rule, RULES)) for rule in _listed(self.stop)),
             "updates": tuple(_listed(self.updates)),
             "learning_rate": LearningRate(rate) if isinstance(rate, int | float) else rate,
             "keep": pick("keep", self.keep, {"best": "best", "last": "last"}),
@@ -190,35 +134,29 @@ class QBVI:
             msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
             raise ValueError(msg)
 
-    def notes(self, state: State) -> tuple[str, ...]:
-        """Nothing beyond what the report says."""
-        return ()
-
     def fresh_draws(self, n_evals: int) -> int:
         """A fixed number."""
         return self.n_fresh
-
-    def default_budget(self, d: int) -> None:
-        """None: the stopping rules decide."""
-        return
 
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations to start from, given those of the prior."""
         return scale if self.initial_sd is None else array_namespace(scale).full_like(scale, self.initial_sd)
 
-    def init(self, family: Family, q: Array) -> State:
+    def init(self, family: Family, q: Array) -> QBVIState:
         """State before the first step, from a starting member of the family."""
         xp = array_namespace(q)
         direction = xp.zeros_like(family.natural(q))
-        return State(q, xp.sum(xp.zeros_like(q)), self._estimator.init(family, q), self._chain.init(direction))
+        return QBVIState(q, xp.sum(xp.zeros_like(q)), self._estimator.init(family, q), self._chain.init(direction))
 
-    def ask(self, family: Family, state: State, rng: Source) -> Array:
+    def ask(self, family: Family, state: QBVIState, rng: Source) -> Array:
         """Draw the points at which the function is wanted: (n, d)."""
         xp = array_namespace(state.q)
         z = self._draws.normal(rng, self.n_samples, family.dim)
         return family.transport(state.q, xp.asarray(z, dtype=state.q.dtype, device=device(state.q)))
 
-    def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
+    def tell(
+        self, family: Family, eta: Array, state: QBVIState, theta: Array, values: Values
+    ) -> tuple[QBVIState, Info]:
         """Turn the function's values at the draws into the next state."""
         xp = array_namespace(state.q)
         h = family.residual(state.q, theta, values.log_joint)
@@ -232,7 +170,7 @@ class QBVI:
         q = xp.where(taken, moved, state.q)
         norm = xp.linalg.vector_norm(direction)
         rate = xp.linalg.vector_norm(safe) / xp.where(norm > 0, norm, xp.ones_like(norm))
-        return State(q, state.t + 1, memory, carry), Info(xp.mean(h), h, xp.nan * norm, norm, rate, inside, ~taken)
+        return QBVIState(q, state.t + 1, memory, carry), Info(xp.mean(h), h, xp.nan * norm, norm, rate, inside, ~taken)
 
     @property
     def _estimator(self) -> Estimator:

@@ -10,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import Algorithm
 from qbvi.archive import PathLike
 from qbvi.arguments import positive_number
 from qbvi.arrange import Groups, arrange
@@ -29,9 +28,10 @@ from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError, row, rows
 from qbvi.evaluate.failures import treatment_of
 from qbvi.families import Family
-from qbvi.fit import choose_budget, choose_method
+from qbvi.methods import choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.progress import Progress
+from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import Conversation, DomainError, Iterate, Request, Run
 from qbvi.stopping import Budget
@@ -187,7 +187,7 @@ class Ask:
 
     def fit(self) -> Fit:
         """The posterior: the finished one, or what there is so far, which is then not called converged."""
-        so_far = self._fit or self._run.so_far("the fit is not finished: values are still wanted")
+        so_far = self._fit or self._run.so_far()
         if so_far is None:
             msg = f"no step was made yet: tell the values of the first {self._last.size} points"
             raise RuntimeError(msg)

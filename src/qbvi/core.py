@@ -8,35 +8,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from qbvi.algorithm import Algorithm, Values
+import numpy as np
+from numpy.typing import NDArray
+
 from qbvi.arrange import KnownPrior
-from qbvi.arrays import Array, array_namespace, device
+from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.backends import Backend
+from qbvi.evaluate import Evaluations
 from qbvi.evaluate.on_device import DeviceFunction, Identity, settled, taken
 from qbvi.families import Family
 from qbvi.model import Model, Parameter
-from qbvi.random import Stream
+from qbvi.protocol import Algorithm, Info, Values
+from qbvi.random import Independent, Stream, Streams, seed_words
 
-__all__ = ["LARGEST_TRACED", "Core", "Fresh", "Inputs", "Made", "Told"]
+__all__ = ["LARGEST_TRACED", "Core", "Engine", "FreshDraws", "Inputs", "Iteration"]
 
 LARGEST_TRACED = 10_000  # dimensions up to which mean and standard deviations are kept for every step
 
 
-class Told(NamedTuple):
-    """What there is to read about a step."""
+class Iteration(NamedTuple):
+    """One iteration: what the method says about it, and the q that it left; on the backend or on the host."""
 
+    info: Info
     left: Array  # the q that was left
-    h: Array  # (n,) residuals at the draws from it
-    numbers: Array  # (5,) bound, gap, norm of the gradient, step, and 1 where the step ended inside the domain
     mean: Array  # (d,) of the q that was left; empty in very many dimensions
     sd: Array  # (d,) likewise
-
-
-class Made(NamedTuple):
-    """A compiled step: what there is to read, and what the function returned."""
-
-    told: Told
-    raw: Array  # (n,)
 
 
 class Inputs(NamedTuple):
@@ -46,7 +42,7 @@ class Inputs(NamedTuple):
     t: Array  # () number of the first step
     eta: Array  # (k,) what the natural parameter has of the prior
     data: Any  # None, or a tree of arrays
-    rows: Array | None  # (length, M) rows of the mini-batch of each step
+    rows: Array | None  # (most_steps, M) rows of the mini-batch of each step
     scale: Array  # () that makes up for the rows left out
 
 
@@ -62,7 +58,7 @@ class Core:
         The user's function, where steps are compiled with it inside.
     on_failure
         ``"raise"``, ``"exclude"`` or ``"floor"``, likewise.
-    length
+    most_steps
         Most steps of a compiled chunk.
     pause_below
         Nats of a predicted gap below which a chunk ends.
@@ -74,7 +70,7 @@ class Core:
     backend: Backend
     likelihood: DeviceFunction | None = None
     on_failure: str = "raise"
-    length: int = 1
+    most_steps: int = 1
     pause_below: float = -math.inf
     _prior: KnownPrior = field(init=False)
 
@@ -94,7 +90,7 @@ class Core:
 
     def ask(self, state: Any, key: Array, t: Array) -> Array:
         """The points of step ``t``: (n, d)."""
-        return self.algorithm.ask(self.family, state, self._stream(key, t))
+        return self.algorithm.ask(self.family, state, self.stream(key, t))
 
     def points(self, theta: Array) -> Any:
         """What the function is given: stacked constrained values."""
@@ -105,65 +101,66 @@ class Core:
         log_joint = likelihood + self.model.log_prior(theta)
         return Values(likelihood + self._prior.remaining(theta), log_joint, ok, noise_sd)
 
-    def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Told]:
+    def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
         """The next state, and what there is to read."""
         left = state.q
         state, info = self.algorithm.tell(self.family, eta, state, theta, values)
-        xp = array_namespace(left)
-        numbers = (info.bound, info.gap, info.grad_norm, info.step, info.inside)
         mean, sd = self.family.mean(left), self.family.sd(left)
         if self.family.dim > LARGEST_TRACED:
             mean, sd = mean[:0], sd[:0]
-        return state, Told(
-            left, info.h, xp.stack([xp.asarray(x, dtype=left.dtype, device=device(left)) for x in numbers]), mean, sd
-        )
+        return state, Iteration(info, left, mean, sd)
 
     def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
         """``log p(y, theta) - log q(theta)``: (n,)."""
         return self.family.residual(q, theta, log_joint)
 
-    def advance(self, state: Any, steps: Array, inputs: Inputs) -> tuple[Any, Made, Array]:
-        """Make up to ``steps`` of `length` steps: the state, what was made, stacked and empty after those, and their number.
+    def advance(self, state: Any, steps: Array, inputs: Inputs) -> tuple[Any, Iteration, Array, Array]:
+        """Make up to ``steps`` of `most_steps` steps.
 
-        A step that predicts a gap below `pause_below` is the last, for the rules to look at.
+        Returns the state, the iterations and the function's raw values, both stacked and empty after the
+        last, and the number of steps made. A step that predicts a gap below `pause_below` is the last, for
+        the rules to look at.
         """
 
-        def turn(carry: tuple[Any, Array], i: Array) -> tuple[tuple[Any, Array], Made]:
+        def turn(carry: tuple[Any, Array], i: Array) -> tuple[tuple[Any, Array], tuple[Iteration, Array]]:
             state, end = carry
-            state, made = self._step(state, i, inputs)
-            is_small = made.told.numbers[1] < self.pause_below
-            return (state, array_namespace(end).where(is_small, i + 1, end)), made
+            state, iteration, raw = self._step(state, i, inputs)
+            is_small = iteration.info.gap < self.pause_below
+            return (state, array_namespace(end).where(is_small, i + 1, end)), (iteration, raw)
 
-        (state, end), made = self.backend.repeated(turn, lambda carry, i: i < carry[1], (state, steps), self.length)
-        return state, made, end
+        (state, end), (iterations, raw) = self.backend.repeated(
+            turn, lambda carry, i: i < carry[1], (state, steps), self.most_steps
+        )
+        return state, iterations, raw, end
 
-    def _step(self, state: Any, i: Array, inputs: Inputs) -> tuple[Any, Made]:
+    def _step(self, state: Any, i: Array, inputs: Inputs) -> tuple[Any, Iteration, Array]:
         assert self.likelihood is not None
         theta = self.ask(state, inputs.key, inputs.t + i)
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
         likelihood, ok = settled(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
         values = self.values(theta, likelihood, ok, noise_sd * inputs.scale)
-        state, told = self.tell(inputs.eta, state, theta, values)
-        return state, Made(told, raw)
+        state, iteration = self.tell(inputs.eta, state, theta, values)
+        return state, iteration, raw
 
     def _batch(self, i: Array, inputs: Inputs) -> tuple[Any, ...]:
         if inputs.data is None:
             return ()
         return (inputs.data if inputs.rows is None else taken(inputs.data, inputs.rows[i]),)
 
-    def _stream(self, key: Array, t: Array) -> Stream:
+    def stream(self, key: Array, t: Array) -> Stream:
+        """The random numbers of step ``t``."""
         return Stream(key, t, getattr(self.backend.namespace, self.backend.dtype))
 
     @cached_property
     def _key(self) -> tuple[Any, ...]:
         priors = tuple(_prior_key(p) for p in self.model.parameters)
         parts = Identity(self.algorithm), self.family, self.likelihood, self.backend, self.on_failure
-        return priors, self.model.is_named, *parts, self.length, self.pause_below
+        return priors, self.model.is_named, *parts, self.most_steps, self.pause_below
 
 
 @dataclass(frozen=True)
-class Fresh:
+class FreshDraws:
     """Draws from a q that are no step: (n, d) standard normals, turned into draws from it."""
 
     core: Core
@@ -171,8 +168,69 @@ class Fresh:
 
     def draw(self, q: Array, key: Array, t: Array) -> Array:
         """The draws of look ``t``: (n, d)."""
-        z = self.core._stream(key, t).standard_normal((self.n, self.core.family.dim))
+        z = self.core.stream(key, t).standard_normal((self.n, self.core.family.dim))
         return self.core.family.transport(q, z)
+
+
+class Engine:
+    """The pure functions of a core as the loop calls them: compiled where the backend can, with the run's random numbers.
+
+    Each kind of draw has a stream of its own, so that how many numbers one part draws changes nothing for
+    the others.
+    """
+
+    def __init__(self, core: Core, seed: int) -> None:
+        self.core, self.backend = core, core.backend
+        streams = np.random.SeedSequence(seed).spawn(3)
+        self.draws, self.rows, self.fresh = (np.random.default_rng(stream) for stream in streams)
+        self.key, self._fresh_key = (self.backend.put(seed_words(streams[i])) for i in (0, 2))
+        self._streams = Streams(self.key, getattr(self.backend.namespace, self.backend.dtype))
+
+    @property
+    def generators(self) -> tuple[np.random.Generator, ...]:
+        """NumPy's generators, whose states a checkpoint keeps."""
+        return self.draws, self.rows, self.fresh
+
+    def call(self, owner: Any, name: str, *arguments: Any) -> Any:
+        """Call a pure method, compiled where the backend can."""
+        with self.backend.active():
+            return self.backend.compiled(owner, name)(*arguments)
+
+    def number(self, n: int) -> Array:
+        """A whole number on the device."""
+        return self.backend.put(np.asarray(n, dtype=np.int32))
+
+    def ask(self, state: Any, t: int) -> Array:
+        """The points of iteration ``t``: (n, d)."""
+        algorithm, family = self.core.algorithm, self.core.family
+        if not algorithm.draws_on_host and self.backend.is_compiled:
+            return self.call(self.core, "ask", state, self.key, self.number(t))
+        with self.backend.active():
+            return algorithm.ask(family, state, self.draws if algorithm.draws_on_host else self._streams.at(t))
+
+    def points(self, theta: Array) -> Any:
+        """What the function is given."""
+        return self.call(self.core, "points", theta)
+
+    def values(self, theta: Array, evaluations: Evaluations) -> Values:
+        """The function's values, with the prior."""
+        values: Values = self.call(self.core, "values", theta, *evaluations)
+        return values
+
+    def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
+        """The next state, and the iteration; what a person reads of it is on the host."""
+        state, iteration = self.call(self.core, "tell", self.core.eta, state, theta, values)
+        return state, self.backend.fetch(iteration._replace(left=None))._replace(left=iteration.left)
+
+    def residual(self, q: Array, theta: Array, log_joint: Array) -> NDArray[np.float64]:
+        """``log p(y, theta) - log q(theta)``, on the host: (n,)."""
+        return to_numpy(self.call(self.core, "residual", q, theta, log_joint))
+
+    def fresh_draws(self, q: Array, n: int, t: int) -> Array:
+        """Independent draws from q for look ``t``: (n, d)."""
+        if not self.core.algorithm.is_array_api:
+            return self.core.family.transport(q, Independent().normal(self.fresh, n, self.core.family.dim))
+        return self.call(FreshDraws(self.core, n), "draw", q, self._fresh_key, self.number(t))
 
 
 def _prior_key(parameter: Parameter) -> tuple[Any, ...]:

@@ -6,10 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-__all__ = ["khat_error", "left_open", "objection_to", "pareto_khat", "still_to_gain"]
+__all__ = ["is_khat_bad", "khat_error", "left_open", "missing_nats", "pareto_khat", "still_to_gain"]
 
-_FAR_OFF = 6.0  # nats: the spread of log p / q beyond which fresh draws prove nothing about the bound
+KHAT_LIMIT = 0.7  # up to which importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024)
+KHAT_ERRORS = 1.5  # standard errors of k-hat by which it must be above that to count
 _FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
+_CONSTANT = 1e-9  # nats: ratios within this are constant, q is the posterior, and there is no tail to fit
+_OUTWEIGHED = 30.0  # nats by which one ratio outweighs all others beyond rounding: worse than any number
+_TAIL = 0.2, 3.0  # the tail is a fifth of n ratios, or 3 sqrt(n) of them if that is fewer (the same source)
+_DRAWS_PER_COEFFICIENT = 4  # that least squares needs
+_ALONE = 1e-3  # share of its residual that a draw alone in its place has, at least
 
 
 def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
@@ -26,9 +32,9 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     """
     if h.size < _FEWEST:
         return float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
-    if np.ptp(h) < 1e-9:  # the ratios are constant: q is the posterior, there is no tail to fit
+    if np.ptp(h) < _CONSTANT:
         return float("-inf"), ()
-    if np.sort(h)[-2] < h.max() - 30:  # one ratio outweighs all others beyond rounding: worse than any number
+    if np.sort(h)[-2] < h.max() - _OUTWEIGHED:
         return float("inf"), ()
     # imported here: it takes longer than the rest of qbvi together
     from arviz_stats.base import array_stats
@@ -50,29 +56,32 @@ def khat_error(khat: float, n: int) -> float:
     >>> round(khat_error(1.0, 100), 2)
     0.45
     """
-    return float((1 + khat) / np.sqrt(min(0.2 * n, 3 * np.sqrt(n))))
+    return float((1 + khat) / np.sqrt(min(_TAIL[0] * n, _TAIL[1] * np.sqrt(n))))
 
 
-def objection_to(khat: float, h: NDArray[np.float64]) -> str:
-    """Why a fit that settled is not the posterior all the same, as the end of a sentence; empty where nothing speaks against it.
+def is_khat_bad(khat: float, n: int) -> bool:
+    """Whether k-hat is above its limit by more than its own error explains: the rule, told once.
 
-    k-hat objects only where it is above 0.7 by one and a half standard errors of about ``(1 + k) / sqrt(m)`` for a tail of m ratios, and where
-    the ratios say that q is off by more than 0.05 nats: on a nearly perfect fit k-hat describes rounding errors.
+    Examples
+    --------
+    >>> is_khat_bad(1.1, 100), is_khat_bad(1.1, 10_000)
+    (False, True)
+    """
+    return bool(khat - KHAT_ERRORS * khat_error(khat, n) > KHAT_LIMIT)
+
+
+def missing_nats(h: NDArray[np.float64]) -> float:
+    """Nats between q and the posterior, as importance ratios ``exp(h)`` at draws from q tell them.
+
+    ``log mean exp(h) - mean h`` is an estimate of KL(q || posterior) from the draws alone.
 
     Examples
     --------
     >>> import numpy as np
-    >>> objection_to(0.5, np.zeros(100))
-    ''
+    >>> missing_nats(np.full(10, -3.0))
+    0.0
     """
-    if h.std() > _FAR_OFF:
-        return f", but log p / q varies by {h.std():.2g} nats under the result: it is far from the posterior, and its bound hardly known"
-    if not np.isfinite(khat):
-        return ", but one importance ratio outweighs all others" if khat == np.inf else ""
-    missing = np.log(np.mean(np.exp(h - h.max()))) + h.max() - h.mean()
-    if missing < 0.05 or not khat - 1.5 * khat_error(khat, h.size) > 0.7:
-        return ""
-    return f", but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform"
+    return float(np.log(np.mean(np.exp(h - h.max()))) + h.max() - h.mean())
 
 
 def still_to_gain(
@@ -122,7 +131,7 @@ def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
 
 def _is_enough(features: NDArray[np.float64]) -> bool:
     n, k = features.shape
-    return bool(n >= 4 * (1 + k))
+    return bool(n >= _DRAWS_PER_COEFFICIENT * (1 + k))
 
 
 def _least_squares(
@@ -132,8 +141,7 @@ def _least_squares(
     design = np.column_stack([np.ones(len(h)), features])
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     w = inverse @ (design.T @ h)
-    left = np.maximum(
-        1 - np.sum(design @ inverse * design, axis=1), 1e-3
-    )  # a draw alone in its place tells only of itself
+    # A draw alone in its place tells only of itself: its residual says little about the noise.
+    left = np.maximum(1 - np.sum(design @ inverse * design, axis=1), _ALONE)
     spread = (design * ((h - design @ w) / left)[:, None]) @ inverse
     return w[1:], (spread.T @ spread)[1:, 1:]

@@ -8,29 +8,26 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.algorithm import QBVI, Algorithm, paper
 from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import Groups, arrange
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
-from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.core import Core
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
-from qbvi.families import DiagonalGaussian, Family, GaussianFamily
+from qbvi.families import Family, GaussianFamily
+from qbvi.methods import choose_budget, choose_method
 from qbvi.model import Model
-from qbvi.naming import pick
 from qbvi.progress import Progress
-from qbvi.regression import MeanFieldRegression, Regression, Ridge
+from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import Iterate, Run, drive
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import run_all, starting_points
-from qbvi.stopping import Budget, MaxIterations
-from qbvi.updates import LearningRate
+from qbvi.stopping import MaxIterations
 
 __all__ = ["fit"]
 
@@ -272,7 +269,7 @@ def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, 
 
 def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorithm: Algorithm) -> str:
     """Why the loop cannot run on the backend; empty where method, family and prior compute with whatever arrays they are given."""
-    if not getattr(algorithm, "is_array_api", False):
+    if not algorithm.is_array_api:
         return f"{type(algorithm).__name__} computes there"
     if not isinstance(family, GaussianFamily):
         return "the posterior is not all Gaussian"
@@ -285,64 +282,6 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
         return f"the prior computes there ({type(error).__name__})"
     is_foreign = any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
     return "the prior computes there" if is_foreign else ""
-
-
-_GAUSSIAN_ONLY = (Regression, Ridge, BBVI, CGVB, MGVB)
-_MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
-_MOST_DIAGONAL = 20  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
-
-
-def choose_method(
-    method: str | Algorithm,
-    model: Model,
-    family: Family,
-    batches: Batches | None,
-    tol: float,
-    backend: Backend = HOST,
-) -> Algorithm:
-    """Turn what a user writes for ``method`` into one that can fit this family, and run on this backend."""
-    most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not backend.is_host else _MOST_DIMENSIONS
-    many = family.dim > most or (batches is not None and batches.is_partial)
-    if not isinstance(method, str) and not (hasattr(method, "tell") and not isinstance(method, type)):
-        msg = f"`method` must be 'auto', 'paper', a qbvi.QBVI(...), a qbvi.Regression(...) or a qbvi.Ridge(...), got {method!r}"
-        raise TypeError(msg)
-    is_gaussian = isinstance(family, GaussianFamily)
-    regression: Any = MeanFieldRegression if not is_gaussian else Regression if backend.is_host else Ridge
-    table: dict[str, Any] = {
-        "auto": many_dimensional(family.dim) if many else regression(tol=tol),
-        "paper": paper(),
-        "ridge": Ridge(tol=tol),
-    }
-    chosen: Any = pick("method", method, table | {"bbvi": BBVI(), "cgvb": CGVB(), "mgvb": MGVB()})
-    if not is_gaussian and isinstance(chosen, _GAUSSIAN_ONLY) and not isinstance(chosen, MeanFieldRegression):
-        msg = (
-            f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}: take 'auto' or a qbvi.QBVI, "
-            "or family='full' for one Gaussian over all parameters"
-        )
-        raise TypeError(msg)
-    adapted: Any = chosen.for_model(model) if isinstance(chosen, CGVB) else chosen
-    return adapted  # type: ignore[no-any-return]
-
-
-def many_dimensional(d: int) -> QBVI:
-    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much.
-
-    How noisy its steps are grows with the dimension: a draw for every four, from 100 to 400, as far as memory allows.
-    """
-    n = 2 * round(min(max(100, min(d / 4, 400)), max(100, 1e8 / d)) / 2)
-    return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last")
-
-
-def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
-    """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
-    if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
-        msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
-        raise ValueError(msg)
-    if max_time is not None:
-        positive_number("max_time", max_time)
-    evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
-    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // 4)
-    return Budget(evals, None if max_time is None else max_time / n_starts, reserve)
 
 
 def _max_iterations(algorithm: Algorithm) -> int | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from qbvi.arrays import to_numpy
-from qbvi.diagnostics import khat_error
+from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.evaluate.failures import Failure
 from qbvi.families import (
@@ -30,6 +30,7 @@ from qbvi.families import (
 )
 from qbvi.model import Model
 from qbvi.random import Independent, Sobol
+from qbvi.stopping import StopKind
 from qbvi.supports import Elementwise, Interval, Real
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ class Report:
         Lower bound and its standard error, from fresh draws of the final approximation.
     khat
         Pareto k-hat of the importance ratios of those draws; NaN where there is none.
-    converged, stop_reason
-        Whether the stopping rule was content, and why the fit ended, in a sentence.
+    converged, stop_reason, stop_kind
+        Whether the stopping rule was content, and why the fit ended: in a sentence, and as a kind for programs.
     n_evals, n_iterations, seconds
         What it cost.
     failures
@@ -169,7 +170,7 @@ class Report:
     elbo_se: float = math.nan
     khat: float = math.nan
     converged: bool = False
-    stop_reason: str = "nothing was fitted: this posterior was put together by hand"
+    stop_reason: str = StopKind.BY_HAND.sentence
     n_evals: int = 0
     n_iterations: int = 0
     failures: tuple[Failure, ...] = ()
@@ -180,13 +181,14 @@ class Report:
     notes: tuple[str, ...] = ()
     khat_draws: int | None = None
     backend: str = "numpy on cpu, float64"
+    stop_kind: StopKind = StopKind.BY_HAND
 
     @property
     def khat_limit(self) -> float:
         """Up to where k-hat is good: 0.7, less for fewer than about 2,200 draws."""
         if self.khat_draws is None:
-            return 0.7
-        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), 0.7)
+            return KHAT_LIMIT
+        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), KHAT_LIMIT)
 
     @property
     def khat_verdict(self) -> str:
@@ -198,7 +200,7 @@ class Report:
         if self.khat < 1:
             return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
         error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
-        if self.khat - 1.5 * error <= 0.7:  # what takes a convergence back: see `qbvi.diagnostics.objection_to`
+        if self.khat_draws is not None and not is_khat_bad(self.khat, self.khat_draws):
             return f"not known: {self.khat_draws} draws tell it only to about {error:.1f}"
         return "bad, above 1: means and intervals may be far off"
 
@@ -363,6 +365,11 @@ class Fit:
     def stop_reason(self) -> str:
         """Why the fit ended, in a sentence."""
         return self.report.stop_reason
+
+    @property
+    def stop_kind(self) -> StopKind:
+        """Why the fit ended, as a kind that programs can compare."""
+        return self.report.stop_kind
 
     @property
     def n_evals(self) -> int:

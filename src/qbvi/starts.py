@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.model import Model
 from qbvi.results import Fit
 from qbvi.run import Unconstrained
+from qbvi.stopping import Stop, StopKind
 
 __all__ = ["best_of", "run_all", "starting_points"]
 
@@ -44,13 +45,17 @@ def best_of(fits: Sequence[Fit]) -> Fit:
     best = max(fits, key=lambda fit: (fit.converged, fit.elbo))
     rivals = [fit for fit in fits if fit is not best and fit.converged and _differs(fit, best)]
     close = [fit for fit in rivals if fit.elbo > best.elbo - _COMPARABLE]
+    stop = Stop(best.stop_kind, best.stop_reason)
+    if close and best.converged:
+        stop = stop.but(StopKind.STARTS_DISAGREE, bounds=", ".join(f"{fit.elbo:.2f}" for fit in close))
     report = replace(
         best.report,
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
-        converged=best.converged and not close,
-        stop_reason=best.stop_reason + _disagreement(close),
+        converged=stop.converged,
+        stop_reason=stop.reason,
+        stop_kind=stop.kind,
         notes=(*best.notes, _tally(fits, best, rivals)),
     )
     return Fit(best.model, best.family, best.q, report)
@@ -62,7 +67,7 @@ def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDA
     fits: list[Fit] = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
         fits.append(run(start, own, len(fits) + 1))
-        if "interrupted (" in fits[-1].stop_reason or "callback" in fits[-1].stop_reason:
+        if fits[-1].stop_kind.is_by_user:
             break
     return best_of(fits)
 
@@ -71,13 +76,6 @@ def _differs(fit: Fit, best: Fit) -> bool:
     mean, cov = fit.unconstrained
     other, _ = best.unconstrained
     return bool(np.max(np.abs(mean - other) / np.sqrt(np.diag(cov))) > _APART)
-
-
-def _disagreement(close: Sequence[Fit]) -> str:
-    if not close:
-        return ""
-    bounds = ", ".join(f"{fit.elbo:.2f}" for fit in close)
-    return f", but the starts disagree: others settled elsewhere at bounds of {bounds}; the posterior has several modes"
 
 
 def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:

@@ -1,23 +1,156 @@
-"""When to stop, and the sentence that says why. A rule reads the history and nothing else."""
+"""When to stop, and why. A rule reads the history and nothing else; how a fit ended is a kind, with a sentence for people."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from enum import Enum
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import whole_number
 
-__all__ = ["Budget", "GapBelow", "History", "MaxIterations", "ParameterChange", "Patience", "Rule", "Stop"]
+__all__ = [
+    "Budget",
+    "GapBelow",
+    "History",
+    "MaxIterations",
+    "ParameterChange",
+    "Patience",
+    "Rule",
+    "Stop",
+    "StopKind",
+    "as_rule",
+]
+
+_NEVER = 10**9  # steps: later than any run lasts
+_FASTEST = 1e-9  # seconds of a step, so that none divides by zero
+
+
+class StopKind(Enum):
+    """Why a fit ended: a key for programs, whether that is a convergence, and a sentence for people.
+
+    Examples
+    --------
+    >>> StopKind.named("patience").is_converged
+    True
+    """
+
+    # a stopping rule applied
+    GAP = "gap", True, "the gain still to be had is predicted to be below {tol:g} nats"
+    PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
+    PARAMETERS = (
+        "parameters",
+        True,
+        "no parameter changed by more than {tol:g} standard deviations in {steps} iterations",
+    )
+    OWN_RULE = "own-rule", True, "{sentence}"
+    # something ran out, or somebody ended it
+    ITERATIONS = "iterations", False, "{iterations} iterations were made while the bound could still rise"
+    EVALUATIONS = "evaluations", False, "the budget of {evaluations:,} evaluations was spent before the fit settled"
+    SECONDS = "seconds", False, "the {seconds:g} seconds allowed were over before the fit settled"
+    GAVE_UP = "gave-up", False, "{sentence}"
+    CALLBACK = "callback", False, "stopped by the callback"
+    INTERRUPTED = "interrupted", False, "interrupted ({by}) before the fit settled"
+    INTERRUPTED_AT_END = "interrupted-at-end", False, "{so_far}, but interrupted ({by}) during the last draws"
+    ERROR = "error", False, "ended by an error: {error}"
+    UNFINISHED = "unfinished", False, "the fit is not finished: values are still wanted"
+    BY_HAND = "by-hand", False, "nothing was fitted: this posterior was put together by hand"
+    # a rule applied, but the closing verdict took the convergence back
+    FAILURES = "failures", False, "{so_far}, but the function fails at {share:.0%} of {draws}"
+    STILL_TO_GAIN = (
+        "still-to-gain",
+        False,
+        "{so_far}, but fresh draws show that about {nats:.2g} nats are still to be gained",
+    )
+    LEFT_OPEN = (
+        "left-open",
+        False,
+        "{so_far}, but fresh draws leave open about {nats:.2g} nats: a few outweigh all others",
+    )
+    BOUND_BELOW = (
+        "bound-below",
+        False,
+        "fresh draws put the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
+    )
+    FAR_OFF = (
+        "far-off",
+        False,
+        "{so_far}, but log p / q varies by {nats:.2g} nats: the result is far from the posterior, its bound hardly known",
+    )
+    ONE_RATIO = "one-ratio", False, "{so_far}, but one importance ratio outweighs all others"
+    KHAT = (
+        "khat",
+        False,
+        "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform",
+    )
+    STARTS_DISAGREE = (
+        "starts-disagree", False,
+        "{so_far}, but the starts disagree: others settled elsewhere at bounds of {bounds}; the posterior has several modes",
+    )  # fmt: skip
+
+    is_converged: bool
+    sentence: str
+
+    def __new__(cls, key: str, is_converged: bool, sentence: str) -> Self:
+        """The key is the value; the rest are attributes."""
+        kind = object.__new__(cls)
+        kind._value_ = key
+        kind.is_converged, kind.sentence = is_converged, sentence
+        return kind
+
+    @classmethod
+    def named(cls, key: str) -> StopKind:
+        """The kind with this key."""
+        found = next((kind for kind in cls if kind.value == key), None)
+        if found is None:
+            msg = f"a kind of stop must be one of {', '.join(kind.value for kind in cls)}, got {key!r}"
+            raise ValueError(msg)
+        return found
+
+    @property
+    def is_by_user(self) -> bool:
+        """Whether the user ended the fit: further starts are then not wanted either."""
+        return self in (StopKind.CALLBACK, StopKind.INTERRUPTED, StopKind.INTERRUPTED_AT_END)
 
 
 class Stop(NamedTuple):
-    """How a fit ended: whether it may be called converged, and why it ended, in a sentence."""
+    """How a fit ended: its kind, and why, in a sentence.
 
-    converged: bool
+    Examples
+    --------
+    >>> stop = Stop.of(StopKind.PATIENCE, patience=500)
+    >>> stop.converged, stop.reason
+    (True, 'the smoothed lower bound did not improve for 500 iterations')
+    >>> stop.but(StopKind.ONE_RATIO).reason
+    'the smoothed lower bound did not improve for 500 iterations, but one importance ratio outweighs all others'
+    """
+
+    kind: StopKind
     reason: str
+
+    @classmethod
+    def of(cls, kind: StopKind, **numbers: Any) -> Stop:
+        """A stop of this kind, with the numbers of its sentence."""
+        return cls(kind, kind.sentence.format(**numbers))
+
+    @classmethod
+    def own(cls, converged: bool, reason: str) -> Stop:
+        """The stop of a rule of your own, with a sentence of your own."""
+        return cls.of(StopKind.OWN_RULE if converged else StopKind.GAVE_UP, sentence=reason)
+
+    def but(self, kind: StopKind, **numbers: Any) -> Stop:
+        """The same end, taken back for a further reason."""
+        return Stop.of(kind, so_far=self.reason, **numbers)
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit may be called converged."""
+        return self.kind.is_converged
 
 
 @dataclass
@@ -74,20 +207,58 @@ class History:
         return {name: values for name, values in vars(self).items() if name not in ("window", "_best")}
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """Anything that reads the history and says when to stop.
 
-    A rule may also have ``soonest(history)``: how many steps from now it could speak at the earliest, one or more. So many can be made
-    in one compiled chunk; without it, one. A rule that has ``pause_below`` is sure not to speak after a step that predicts a gap of at least so many nats.
+    A new rule gives `__call__`. The two other methods let a compiled loop make many steps before it asks
+    again; their defaults are always right.
     """
 
+    @abstractmethod
     def __call__(self, history: History) -> Stop | None:
         """Return how to stop, or None to go on."""
-        ...
+
+    def soonest(self, history: History) -> int:
+        """How many steps from now the rule could apply at the earliest, one or more."""
+        return 1
+
+    @property
+    def pause_below(self) -> float:
+        """A predicted gap, in nats: the rule never applies after a step that predicts more.
+
+        Minus infinity where the rule does not depend on it.
+        """
+        return -math.inf
 
 
 @dataclass(frozen=True)
-class Patience:
+class _Function(Rule):
+    """A plain function as a rule."""
+
+    function: Callable[[History], Stop | None]
+
+    def __call__(self, history: History) -> Stop | None:
+        return self.function(history)
+
+
+def as_rule(rule: Any) -> Rule:
+    """A rule, or a function of the history as one.
+
+    Examples
+    --------
+    >>> as_rule(lambda history: Stop.own(True, "enough") if len(history) > 9 else None)(History()) is None
+    True
+    """
+    if isinstance(rule, Rule):
+        return rule
+    if callable(rule):
+        return _Function(rule)
+    msg = f"`stop` must hold rules, functions of the history that return a qbvi.stopping.Stop or None, got {rule!r}"
+    raise TypeError(msg)
+
+
+@dataclass(frozen=True)
+class Patience(Rule):
     """Stop when the smoothed bound has not improved for ``patience`` steps (paper, "LB smoothing and stopping criterion").
 
     Examples
@@ -96,7 +267,7 @@ class Patience:
     >>> for bound in (1.0, 0.0, 0.0):
     ...     history.append(elbo=bound, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=[0.0], sd=[1.0])
     >>> Patience(2)(history)
-    Stop(converged=True, reason='the smoothed lower bound did not improve for 2 iterations')
+    Stop(kind=<StopKind.PATIENCE: 'patience'>, reason='the smoothed lower bound did not improve for 2 iterations')
     """
 
     patience: int = 500
@@ -105,7 +276,7 @@ class Patience:
         """Compare the present step with the best one."""
         if not len(history) or len(history) - 1 - history.best < self.patience:
             return None
-        return Stop(True, f"the smoothed lower bound did not improve for {self.patience} iterations")
+        return Stop.of(StopKind.PATIENCE, patience=self.patience)
 
     def soonest(self, history: History) -> int:
         """When the patience is over if nothing improves."""
@@ -113,8 +284,12 @@ class Patience:
         return max(1, self.patience - since)
 
 
+_GAPS, _GAPS_BELOW = 3, 2  # a prediction is noisy and looked at often: two of the last three must be below
+_WELL_BELOW = 4  # or one below a quarter of the tolerance
+
+
 @dataclass(frozen=True)
-class GapBelow:
+class GapBelow(Rule):
     """Stop when two of the last three predictions of the nats still to be gained are below ``tol``, or the last is below a quarter of it.
 
     A prediction is a noisy number looked at many times: the first one below ``tol`` may be luck.
@@ -136,18 +311,14 @@ class GapBelow:
     finest: float | None = None
 
     def __call__(self, history: History) -> Stop | None:
-        """Read the last prediction."""
-        last = history.gap[-3:]
+        """Read the last predictions."""
+        last = history.gap[-_GAPS:]
         below = [gap < self.tol for gap in last]
-        if not below or not below[-1] or not (sum(below) >= 2 or last[-1] < self.tol / 4):
+        if not below or not below[-1] or not (sum(below) >= _GAPS_BELOW or last[-1] < self.tol / _WELL_BELOW):
             return None
-        if (
-            self.finest is not None
-            and last[-1] > self.finest
-            and min(last[-2:]) < 0.5 * min([*history.gap[:-2], np.inf])
-        ):
+        if self.finest is not None and last[-1] > self.finest and _is_halving(history.gap):
             return None
-        return Stop(True, f"the gain still to be had is predicted to be below {self.tol:g} nats")
+        return Stop.of(StopKind.GAP, tol=self.tol)
 
     @property
     def pause_below(self) -> float:
@@ -156,11 +327,16 @@ class GapBelow:
 
     def soonest(self, history: History) -> int:
         """No step that predicts more can be the last."""
-        return 10**9
+        return _NEVER
+
+
+def _is_halving(gap: list[float]) -> bool:
+    """Whether one of the last two predictions is below half of all before."""
+    return bool(min(gap[-2:]) < 0.5 * min([*gap[:-2], np.inf]))
 
 
 @dataclass(frozen=True)
-class ParameterChange:
+class ParameterChange(Rule):
     """Stop when no mean moved, and no standard deviation changed, by more than ``tol`` standard deviations for a while.
 
     Parameters
@@ -191,9 +367,7 @@ class ParameterChange:
         change = max(np.max(np.abs(mean - mean[-1]) / sd[-1]), np.max(np.abs(sd - sd[-1]) / sd[-1]))
         if not change <= self.tol:
             return None
-        return Stop(
-            True, f"no parameter changed by more than {self.tol:g} standard deviations in {self.steps} iterations"
-        )
+        return Stop.of(StopKind.PARAMETERS, tol=self.tol, steps=self.steps)
 
     def soonest(self, history: History) -> int:
         """When there are enough steps to compare."""
@@ -201,7 +375,7 @@ class ParameterChange:
 
 
 @dataclass(frozen=True)
-class MaxIterations:
+class MaxIterations(Rule):
     """Stop after a number of steps.
 
     Examples
@@ -219,7 +393,7 @@ class MaxIterations:
         """Count."""
         if len(history) < self.iterations:
             return None
-        return Stop(False, f"{self.iterations} iterations were made while the bound could still rise")
+        return Stop.of(StopKind.ITERATIONS, iterations=self.iterations)
 
     def soonest(self, history: History) -> int:
         """When they are made."""
@@ -227,7 +401,7 @@ class MaxIterations:
 
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(Rule):
     """Stop before the next step would spend more evaluations or seconds than allowed.
 
     Parameters
@@ -255,7 +429,7 @@ class Budget:
         if self.max_evals is not None and spent + (spent - before) + self.reserve > self.max_evals:
             return self.spent()
         if self.max_time is not None and history.seconds[-1] >= self.max_time:
-            return Stop(False, f"the {self.max_time:g} seconds allowed were over before the fit settled")
+            return Stop.of(StopKind.SECONDS, seconds=self.max_time)
         return None
 
     def soonest(self, history: History) -> int:
@@ -265,9 +439,9 @@ class Budget:
         cost = history.n_evals[-1] - (history.n_evals[-2] if len(history) > 1 else 0)
         pace = history.seconds[-1] - (history.seconds[-2] if len(history) > 1 else 0.0)
         left = [] if self.max_evals is None else [(self.max_evals - self.reserve - history.n_evals[-1]) / max(cost, 1)]
-        left += [] if self.max_time is None else [(self.max_time - history.seconds[-1]) / max(pace, 1e-9)]
-        return max(1, int(min([*left, 1e9])))
+        left += [] if self.max_time is None else [(self.max_time - history.seconds[-1]) / max(pace, _FASTEST)]
+        return max(1, int(min([*left, _NEVER])))
 
     def spent(self) -> Stop:
         """How a fit ends that has no evaluations left."""
-        return Stop(False, f"the budget of {self.max_evals:,} evaluations was spent before the fit settled")
+        return Stop.of(StopKind.EVALUATIONS, evaluations=self.max_evals)

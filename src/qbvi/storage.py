@@ -15,6 +15,7 @@ from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
+from qbvi.stopping import StopKind
 from qbvi.supports import UserDefinedError
 
 __all__ = ["load", "read_facts", "save"]
@@ -116,7 +117,8 @@ def _header(fit: Fit) -> dict[str, Any]:
         "written_by": __version__,
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
-        "report": report | {"notes": list(fit.notes), "converged": bool(fit.converged)},
+        "report": report
+        | {"notes": list(fit.notes), "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
         "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
@@ -153,6 +155,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
     words = dict(header["report"])
     words["notes"] = tuple(words["notes"])
+    # Files of before there were kinds have the sentence alone.
+    unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
+    words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
     report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)

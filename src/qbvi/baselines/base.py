@@ -5,24 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import RULES, Info
+from qbvi.algorithm import RULES
 from qbvi.arrays import Array
+from qbvi.families.base import Family, GaussianFamily
 from qbvi.naming import pick
-from qbvi.stopping import Rule
+from qbvi.protocol import Algorithm, Info
+from qbvi.stopping import Rule, as_rule
 from qbvi.updates import LearningRate, Update
 
-__all__ = ["Baseline", "Step", "describe"]
+__all__ = ["Baseline", "TakenStep", "describe"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Baseline:
+class Baseline(Algorithm):
     """Settings that every baseline has, with the meaning and the names that they have in `qbvi.QBVI`."""
 
     n_samples: int = 100
@@ -31,7 +33,6 @@ class Baseline:
     stop: Sequence[Rule | str] = ("patience", "max-iterations")
     window: int = 30
     keep: str = "best"
-    is_array_api: ClassVar[bool] = False
     initial_sd: float | None = math.sqrt(0.1)
     n_fresh: int = 1000
 
@@ -39,24 +40,20 @@ class Baseline:
         rate, stop = self.learning_rate, cast(Any, self.stop)
         rules = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
         self._set("learning_rate", LearningRate(rate) if isinstance(rate, int | float) else rate)
-        self._set("stop", tuple(pick("stop", rule, RULES) for rule in rules))
+        self._set("stop", tuple(as_rule(pick("stop", rule, RULES)) for rule in rules))
         self._set("keep", pick("keep", self.keep, {"best": "best", "last": "last"}))
         for name, least in (("n_samples", 2), ("window", 1)):
             if getattr(self, name) < least:
                 msg = f"`{name}` must be at least {least}, got {getattr(self, name)}"
                 raise ValueError(msg)
 
-    def notes(self, state: Any) -> tuple[str, ...]:
-        """Nothing beyond what the report says."""
-        return ()
+    def fits(self, family: Family) -> bool:
+        """Gaussian families only."""
+        return isinstance(family, GaussianFamily)
 
     def fresh_draws(self, n_evals: int) -> int:
         """A fixed number."""
         return self.n_fresh
-
-    def default_budget(self, d: int) -> int | None:
-        """None: the stopping rules decide."""
-        return None
 
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations to start from, given those of the prior."""
@@ -66,7 +63,7 @@ class Baseline:
         object.__setattr__(self, name, value)
 
 
-class Step(NamedTuple):
+class TakenStep(NamedTuple):
     """A step as it was meant and as it was taken."""
 
     direction: Floats
@@ -74,7 +71,7 @@ class Step(NamedTuple):
     taken: bool
 
 
-def describe(h: Floats, step: Step) -> Info:
+def describe(h: Floats, step: TakenStep) -> Info:
     """What a person reads about a step; a baseline does not say how many nats are missing."""
     norm = float(np.linalg.norm(step.direction))
     rate = float(np.linalg.norm(step.update)) / norm if norm > 0 else 0.0
@@ -84,6 +81,6 @@ def describe(h: Floats, step: Step) -> Info:
         gap=np.nan,
         grad_norm=norm,
         step=rate,
-        inside=np.True_,
-        refused=np.bool_(not step.taken),
+        is_inside=np.True_,
+        is_refused=np.bool_(not step.taken),
     )

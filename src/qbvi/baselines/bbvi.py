@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
 from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.families.base import GaussianFamily
+from qbvi.protocol import Info, Values
 
 __all__ = ["BBVI"]
 

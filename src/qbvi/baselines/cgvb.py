@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
-from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array, to_numpy
 from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.families.base import GaussianFamily
 from qbvi.model import Model
+from qbvi.protocol import Info, Values
 from qbvi.updates import LearningRate
 
 __all__ = ["CGVB", "jax_gradient"]

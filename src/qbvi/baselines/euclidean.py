@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import Info
 from qbvi.arrays import Array
-from qbvi.baselines.base import Baseline, Step, describe
+from qbvi.baselines.base import Baseline, TakenStep, describe
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.baselines.scalings import AdaGrad, RMSProp
 from qbvi.families.base import GaussianFamily
 from qbvi.naming import pick
+from qbvi.protocol import Info
 from qbvi.updates import Chain, LearningRate, Update, Where
 
 __all__ = ["Euclidean", "EuclideanState"]
@@ -62,7 +62,7 @@ class Euclidean(Baseline):
         q = FactorCoordinates(family).member(x) if finite else state.q
         taken = bool(finite and np.all(np.isfinite(q)) and np.all(family.sd(q) > 0))
         moved = state._replace(q=q, x=x, carry=carry) if taken else state
-        return moved._replace(t=state.t + 1), describe(h, Step(gradient, update, taken))
+        return moved._replace(t=state.t + 1), describe(h, TakenStep(gradient, update, taken))
 
     @property
     def _updates(self) -> Chain:

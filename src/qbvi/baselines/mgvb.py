@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array, to_numpy
-from qbvi.baselines.base import Baseline, Step, describe
+from qbvi.baselines.base import Baseline, TakenStep, describe
 from qbvi.families.base import GaussianFamily
+from qbvi.protocol import Info, Values
 from qbvi.stopping import MaxIterations, Patience, Rule
 from qbvi.updates import ClipByNorm, LearningRate, Momentum, Where
 
@@ -99,16 +99,16 @@ class MGVB(Baseline):
         h = np.asarray(family.residual(state.q, theta, values.log_joint))
         natural, coefficients = natural_gradient(family, state, theta, h)
         if not np.isfinite(natural.flat @ natural.flat):
-            return state, describe(h, Step(natural.flat, np.zeros_like(natural.flat), taken=False))
+            return state, describe(h, TakenStep(natural.flat, np.zeros_like(natural.flat), taken=False))
         state = state._replace(t=state.t + 1, coefficients=coefficients)
         if state.t == 1:  # without control variates this gradient would be mostly noise
-            return state, describe(h, Step(natural.flat, np.zeros_like(natural.flat), taken=True))
+            return state, describe(h, TakenStep(natural.flat, np.zeros_like(natural.flat), taken=True))
         average = self._averaged(self._clipped(natural, family, state), state)
         rate = self.learning_rate(np.ones(1), (), Where(family, state.q, state.t - 1))[0][0]  # type: ignore[operator]
         q = retracted(family, state.q, rate * average.shift, rate * average.growth)
         taken = bool(np.all(np.isfinite(q)) and np.all(family.sd(q) > 0))
         moved = state._replace(q=q, shift=average.shift, growth=average.growth) if taken else state
-        return moved, describe(h, Step(natural.flat, rate * average.flat, taken))
+        return moved, describe(h, TakenStep(natural.flat, rate * average.flat, taken))
 
     def _clipped(self, natural: Natural, family: GaussianFamily, state: ManifoldState) -> Natural:
         """Shorten by the norm on the parameters' own scale."""

@@ -4,8 +4,8 @@
 what a step promises (`trust_region`); `correction` has what left-out draws say against it.
 """
 
+from qbvi.regression.gaussian import Regression
 from qbvi.regression.mean_field import MeanFieldRegression
-from qbvi.regression.method import Regression
 from qbvi.regression.ridge import Ridge
 
 __all__ = ["MeanFieldRegression", "Regression", "Ridge"]

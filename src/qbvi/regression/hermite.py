@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arrays import Array
+from qbvi.arrays import Array, array_namespace
 
-__all__ = ["Kernels", "free_features", "kernels", "tail_variance"]
+__all__ = ["Kernels", "free_features", "kernels", "radial_feature", "tail_variance"]
 
 Floats = NDArray[np.float64]
 
@@ -65,11 +65,18 @@ def tail_variance(square: Array, d: int, omega: float) -> Array:
     return (third + omega * fourth) / (1 + omega)
 
 
-def free_features(z: Floats) -> Floats:
-    """What is fitted without a prior: a constant, z, and the centred squared radius: (n, d) -> (n, d + 2)."""
-    n, d = z.shape
-    radial = (np.sum(z**2, axis=1) - d) / np.sqrt(2 * d)
-    return np.column_stack([np.ones(n), z, radial])
+def free_features(z: Array) -> Array:
+    """What is fitted without a prior: a constant, z, and the squared radius: (n, d) -> (n, d + 2)."""
+    xp = array_namespace(z)
+    radius = radial_feature(z)
+    return xp.concat([xp.ones_like(radius), z, radius], axis=1)
+
+
+def radial_feature(z: Array) -> Array:
+    """The squared radius, with mean zero and variance one under N(0, I): (n, d) -> (n, 1)."""
+    xp = array_namespace(z)
+    d = z.shape[1]
+    return (xp.sum(z**2, axis=1, keepdims=True) - d) / (2 * d) ** 0.5
 
 
 def _by_degree(g: Array, s: Array, d: int) -> tuple[Array, Array, Array]:

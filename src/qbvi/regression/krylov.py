@@ -11,8 +11,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device, repeat
+from qbvi.regression.hermite import free_features
 
 __all__ = ["Krylov", "Quadratic", "Weighted", "krylov"]
+
+_EXHAUSTED = 100.0  # units of rounding below which a new direction of the Krylov space is rounding alone
+_SWEEPS = 2  # orthogonalisations of a new direction: "twice is enough" (Kahan; Parlett, section 6.9)
+_NUGGET = 1e3  # units of rounding added to the free features' unit diagonal, so that too few points do not matter
 
 
 class Weighted(NamedTuple):
@@ -31,7 +36,7 @@ class Quadratic(NamedTuple):
 
     def __call__(self, z: Array) -> Array:
         """Its values: (n, d) -> (..., n)."""
-        return self.free @ _free_features(z).T + _quadratic(z, self.C)
+        return self.free @ free_features(z).T + _quadratic(z, self.C)
 
     @property
     def bound(self) -> Array:
@@ -59,7 +64,7 @@ class Krylov(NamedTuple):
     gram: Array  # (d + 2, d + 2) inverse of that of the free features
     basis: Array  # (m, d, d) symmetric, orthonormal by <A, B> = tr(AB) / 2
     tridiagonal: Array  # (m, m) the normal equations in it
-    length: Array  # () of their right-hand side, which is along the first
+    right_norm: Array  # () length of their right-hand side, which is along the first
 
     def solve(self, ridges: Array) -> Quadratic:
         """The regression for each ridge (r,)."""
@@ -67,11 +72,11 @@ class Krylov(NamedTuple):
         m = self.basis.shape[0]
         eye = xp.eye(m, dtype=ridges.dtype, device=device(ridges))
         system = self.tridiagonal + ridges[:, None, None] * eye
-        rhs = xp.broadcast_to(self.length * eye[:, :1], (ridges.shape[0], m, 1))
+        rhs = xp.broadcast_to(self.right_norm * eye[:, :1], (ridges.shape[0], m, 1))
         coefficients = xp.linalg.solve(system, rhs)[:, :, 0]
         C = xp.tensordot(coefficients, self.basis, axes=1)
         rest = self.points.weight * (self.points.h - _quadratic(self.points.z, C))
-        return Quadratic(rest @ _free_features(self.points.z) @ self.gram, C)
+        return Quadratic(rest @ free_features(self.points.z) @ self.gram, C)
 
 
 def krylov(points: Weighted, m: int) -> Krylov:
@@ -90,24 +95,24 @@ def krylov(points: Weighted, m: int) -> Krylov:
     """
     xp = array_namespace(points.z)
     d, dtype, where = points.z.shape[1], points.z.dtype, device(points.z)
-    normal = _NormalEquations(points.z, points.weight, _free_features(points.z), _inverse_gram(points))
+    normal = _NormalEquations(points.z, points.weight, free_features(points.z), _inverse_gram(points))
     right = normal.right(points.h)
-    length = _length(right)
-    start = right / xp.maximum(length, xp.ones_like(length) * xp.finfo(dtype).smallest_normal)
+    norm = _norm(right)
+    start = right / xp.maximum(norm, xp.ones_like(norm) * xp.finfo(dtype).smallest_normal)
     numbers = xp.arange(m, device=where)
 
     def extend(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        """One step of Lanczos, orthogonalised twice against all before, since rounding would undo it."""
+        """One step of Lanczos, orthogonalised against all before, since rounding would undo it."""
         basis, alpha, beta, v = state
         here = xp.astype(numbers == i, dtype)
         basis = basis + here[:, None] * v
         u = xp.reshape(normal(xp.reshape(v, (d, d))), (d * d,))
         diagonal = 0.5 * xp.sum(u * v)
-        for _ in range(2):
+        for _ in range(_SWEEPS):
             u = u - (0.5 * (basis @ u)) @ basis
-        off = _length(u)
+        off = _norm(u)
         # A space that is exhausted stays as it is: its next direction would be rounding.
-        goes_on = off > 100 * xp.finfo(dtype).eps * xp.abs(diagonal)
+        goes_on = off > _EXHAUSTED * xp.finfo(dtype).eps * xp.abs(diagonal)
         off = xp.where(goes_on, off, xp.zeros_like(off))
         u = xp.where(goes_on, u, xp.zeros_like(u)) / xp.where(goes_on, off, xp.ones_like(off))
         return basis, alpha + here * diagonal, beta + here * off, u
@@ -116,7 +121,7 @@ def krylov(points: Weighted, m: int) -> Krylov:
     basis, alpha, beta, _ = repeat(m, extend, (empty, empty[:, 0], empty[:, 0], xp.reshape(start, (d * d,))))
     above = beta[:, None] * xp.eye(m, k=1, dtype=dtype, device=where)
     tridiagonal = alpha * xp.eye(m, dtype=dtype, device=where) + above + above.T
-    return Krylov(points, normal.gram, xp.reshape(basis, (m, d, d)), tridiagonal, length)
+    return Krylov(points, normal.gram, xp.reshape(basis, (m, d, d)), tridiagonal, norm)
 
 
 class _NormalEquations(NamedTuple):
@@ -140,30 +145,22 @@ class _NormalEquations(NamedTuple):
         return (self.z.T * rest) @ self.z - xp.sum(rest) * eye
 
 
-def _free_features(z: Array) -> Array:
-    """What has no prior: a constant, z, and the centred squared radius: (n, d) -> (n, d + 2)."""
-    xp = array_namespace(z)
-    d = z.shape[1]
-    radial = (xp.sum(z**2, axis=1, keepdims=True) - d) / (2 * d) ** 0.5
-    return xp.concat([xp.ones_like(radial), z, radial], axis=1)
-
-
 def _quadratic(z: Array, C: Array) -> Array:
     """(z'Cz - tr C) / 2 at each point: (..., d, d) -> (..., n)."""
     xp = array_namespace(z)
     return 0.5 * (xp.sum((z @ C) * z, axis=-1) - xp.linalg.trace(C)[..., None])
 
 
-def _length(matrix: Array) -> Array:
+def _norm(matrix: Array) -> Array:
     return (0.5 * array_namespace(matrix).sum(matrix**2)) ** 0.5
 
 
 def _inverse_gram(points: Weighted) -> Array:
     """Inverse of F' W F, scaled to a unit diagonal first; a nugget bounds it where fewer points than features count."""
     xp = array_namespace(points.z)
-    features = _free_features(points.z)
+    features = free_features(points.z)
     gram = (features.T * points.weight) @ features
     limits = xp.finfo(gram.dtype)
     scale = xp.maximum(xp.linalg.diagonal(gram), xp.ones_like(gram[0, :]) * limits.smallest_normal) ** -0.5
     eye = xp.eye(gram.shape[0], dtype=gram.dtype, device=device(gram))
-    return scale[:, None] * xp.linalg.inv(gram * scale[:, None] * scale + 1e3 * limits.eps * eye) * scale
+    return scale[:, None] * xp.linalg.inv(gram * scale[:, None] * scale + _NUGGET * limits.eps * eye) * scale

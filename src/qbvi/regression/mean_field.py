@@ -1,13 +1,15 @@
 r"""The default method for products of families: regress, integrate, advance.
 
-As `qbvi.Regression`, with a few changes that make it work for any exponential family. The residual is regressed on the *whitened coordinates*: standard
-normals for a Gaussian factor, orthonormal statistics for any other, in which a conjugate log-likelihood is a plane. And since these
-are not all Gaussian, the natural gradient is not read off the regression's coefficients but integrated: the surrogate costs nothing to evaluate, so its
-projection on the features of the family,
+As `qbvi.Regression`, with two changes that make it work for any exponential family.
+
+- The residual is regressed on *whitened coordinates*: standard normals for a Gaussian factor, orthonormal
+  statistics for any other. In these a conjugate log-likelihood is a plane.
+- They are not all Gaussian, so the natural gradient is not read off the coefficients but integrated. The
+  regression costs nothing to evaluate, so its projection on the features of the family,
 
 .. math:: w = E_q[\psi \hat h], \quad \psi = I^{-1/2}(\phi - m),
 
-is taken over thousands of draws from q. Draws that the surrogate did not see correct ``w`` where it is wrong.
+is taken over thousands of draws from q. Draws that the regression did not see correct ``w`` where it is wrong.
 """
 
 from __future__ import annotations
@@ -23,41 +25,29 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import block_diag
 
-from qbvi.algorithm import Info, Values
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.product import Product
-from qbvi.random import Sobol, orthogonal_pairs
-from qbvi.regression.correction import believed
-from qbvi.regression.hermite import tail_variance
-from qbvi.regression.method import (
-    MARGIN,
-    Regressed,
-    Regression,
-    State,
-    creep,
-    drowned,
-    enough,
-    nothing_learnt,
-    received,
-    regress,
-    returned,
-    twice,
-)
-from qbvi.regression.store import Store
-from qbvi.regression.surrogate import Hyper, leave_pairs_out
-from qbvi.regression.trust_region import Promise
+from qbvi.random import Sobol
+from qbvi.regression.base import Move, RegressionMethod
+from qbvi.regression.correction import kept_share
+from qbvi.regression.hermite import radial_feature, tail_variance
+from qbvi.regression.line import longest_by_bisection
+from qbvi.regression.regress import Regressed, RegressionState, regress
+from qbvi.regression.rules import TrustRegion, secant_share
+from qbvi.regression.surrogate import Variances, leave_pairs_out
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["MeanFieldRegression"]
 
 Floats = NDArray[np.float64]
 
-_SMALLEST = 1 / 64  # factor by which a step may shrink a precision
-_SOFTEST = 1e-3  # smallest whitened stiffness of the log joint that a step of the mean believes
-_PUSH = 0.7  # length of the step off a saddle: a quarter of a nat in KL
-_NODES = 2048  # draws from q over which the surrogate is integrated, at least; eight for each natural parameter
+_NODES = 2048  # draws from q over which the regression is integrated, at least ...
+_NODES_EACH = 8  # ... and for each natural parameter
+_DOUBT_NODES = 64  # draws over which a mean radius is taken
+_FINEST = 100  # the tolerance, divided by this, is where digits that cost one step each are no longer bought
+_POINTS_PER_PAIR = 4  # draws that each coefficient of a coupling needs, to be fitted at all
 
 
 class _Answer(NamedTuple):
@@ -70,29 +60,29 @@ class _Answer(NamedTuple):
     coupling: Floats  # (k, k) coefficients of products of features of different groups
     surrogate: Callable[[Floats], Floats]  # of whitened coordinates (n, n_whitened) -> (n,)
     error: float  # nats that the error of w is expected to cost
-    scale: float  # variance of what no member of the family follows
-    hyper: Hyper
-    alike: float  # number of draws, those unlike q's counting less
+    tail: float  # variance of what no member of the family follows
+    variances: Variances
+    n_effective: float
+
+    @property
+    def gradient_norm(self) -> float:
+        return float(np.linalg.norm(self.w))
 
 
-class _Move(NamedTuple):
-    """How far to go along w."""
+class _Proposal(NamedTuple):
+    """A step of some share of the full one, and whether it stays inside the domain."""
 
-    q: Array  # where it leads
-    kl: float  # KL(new || old)
-    gain: float  # rise of the bound that the surrogate predicts
+    move: Move
     is_inside: bool
-    beta: float = 0.0
-    is_bound: bool = False  # whether something held it back
 
 
 @dataclass(frozen=True)
-class MeanFieldRegression(Regression):
+class MeanFieldRegression(RegressionMethod):
     """The default for products of families: exact in one step where the factors are conjugate, few evaluations elsewhere.
 
     Parameters
     ----------
-    tol, n_samples, initial_scale, n_fresh
+    tol, n_samples, initial_scale, n_fresh, window, keep, rules
         As for `qbvi.Regression`.
 
     Examples
@@ -109,81 +99,93 @@ class MeanFieldRegression(Regression):
 
     @property
     def stop(self) -> tuple[Rule, ...]:
-        """Stop in nats; the parameters of a law are read by people, and 0.01 nats leave a shape parameter open by a fifth of its value."""
-        return (GapBelow(self.tol, finest=self.tol / 100),)
+        """Stop in nats, but not too early.
 
-    def init(self, family: Family, q: Array) -> State:
-        """Nothing evaluated yet."""
-        most = min(max(400, round(4 * family.size * max(1.0, 0.01 / self.tol))), 6000)
-        radius = 2.0 * family.n_whitened
-        return State(q, Store.empty(family.dim), Hyper(), most, radius, None, None, 1.0, 0.0)
+        People read the parameters of a law, and 0.01 nats leave a shape parameter open by a fifth.
+        """
+        return (GapBelow(self.tol, finest=self.tol / _FINEST),)
 
-    def ask(self, family: Family, state: State, rng: np.random.Generator) -> Array:
-        """Draws from q made of mirror pairs of normals."""
-        z = orthogonal_pairs(rng, self._batch(family.n_whitened, state.alike), family.dim)
-        return twice(state, family.transport(family.defensive(state.q), z))
+    def _n_coefficients(self, family: Family) -> int:
+        return family.size
 
-    def tell(self, family: Family, eta: Array, state: State, theta: Array, values: Values) -> tuple[State, Info]:
-        """Add the values to what is known, and move."""
-        state, h = received(family, state, theta, values)
-        if not enough(family, state, h):
-            return (state if state.before is None else returned(state)), nothing_learnt(h)
-        if state.before is None and drowned(h, state):
-            wider = family.start(family.mean(state.q), 10 * family.sd(state.q))
-            return state._replace(q=wider), nothing_learnt(h)
-        known = _answer(family, state)
-        promise = state.before
-        if promise is not None:
-            if promise.is_broken(known.bound, known.bound_se):
-                state = returned(state)
-                known = _answer(family, state)
-            else:
-                state = state._replace(radius=promise.new_radius(state.radius, known.bound, known.bound_se))
-        repeated = _repeated(family, state, known.w)
-        longest = 1 / (1 - repeated) if repeated < 0 else 1.0  # back and forth: the zero in between, by the secant rule
-        move = _longest(family, state, known, longest)
-        gap = self._gap(known, move, repeated)
-        escape = _escape(family, state.q, known, 10 * self.tol) if gap < self.tol else None
-        if escape is not None:  # settled on a saddle: leave it
-            move, gap = escape, math.inf
-        return _moved(state, known, move), _info(known, move, gap, h)
+    def _answer(self, family: Family, state: RegressionState) -> _Answer:
+        """Regress on what is known, integrate the regression, and correct it by draws that it did not see."""
+        found = regress(family, state, self.rules, lambda x: _free(family, x))
+        regression, variances = found.regression, found.variances
+        solved = regression.solve(variances)
+        left_out = leave_pairs_out(solved, found.pair)
 
-    def _gap(self, known: _Answer, move: _Move, repeated: float) -> float:
+        def surrogate(x: Floats) -> Floats:
+            return regression.predict(variances, solved, x, _free(family, x))
+
+        farthest = float(np.max(np.sum(regression.points.z**2, axis=1)))
+        projection = _projection(family, state.q, surrogate, self.rules.trust_region.near * farthest)
+        correction, noise = _unseen(family, state, found, left_out.residuals)
+        keep = kept_share(float(correction @ correction), noise, family.size, self.rules.holdout.spread)
+        variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
+        return _Answer(
+            bound=projection.bound,
+            bound_se=math.sqrt(variance / found.n_effective),
+            w=projection.w + keep * correction,
+            coupling=projection.coupling,
+            surrogate=surrogate,
+            C=regression.curvature(variances, solved, _is_gaussian(family)),
+            error=0.5 * (family.size * variance / found.n_effective + keep * noise),
+            tail=regression.scale(left_out, variances),
+            variances=variances,
+            n_effective=found.n_effective,
+        )
+
+    def _move(self, family: Family, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
+        repeated = _repeated(family, state, answer.w)
+        move = self._longest(family, state, answer, float(secant_share(repeated)))
+        gap = self._predicted_gap(answer, move, repeated)
+        off_saddle = self._escape(family, state.q, answer) if gap < self.tol else None
+        return (move, gap) if off_saddle is None else (off_saddle, math.inf)
+
+    def _predicted_gap(self, answer: _Answer, move: Move, repeated: np.float64) -> float:
         """Nats that will be missing after the step; infinite while it is not the last one."""
-        if move.is_bound or move.kl > 0.3:
+        rule = self.rules.gap
+        if move.is_restricted or move.kl > rule.settled_kl:
             return math.inf
-        return max(MARGIN * known.error + 0.25 * move.kl, creep(move.kl, repeated))
+        gap = rule.margin * answer.error + rule.kl_share * move.kl
+        return max(gap, float(rule.still_to_come(np.float64(move.kl), repeated)))
+
+    def _longest(self, family: Family, state: RegressionState, answer: _Answer, longest: float) -> Move:
+        """The longest step inside of the domain, within the radius, with a gain above the regression's own doubt."""
+        rule = self.rules.trust_region
+
+        def is_allowed(proposal: _Proposal) -> bool:
+            move = proposal.move
+            is_within = proposal.is_inside and bool(move.kl <= state.radius)
+            return is_within and _doubt(family, state.q, answer, move, rule.near) <= move.gain
+
+        def at(share: float) -> _Proposal:
+            return _at(family, state.q, answer, share, rule)
+
+        move = longest_by_bisection(at, is_allowed, longest, rule.halvings).move
+        return move if move.share == longest else move._replace(is_restricted=True)
+
+    def _escape(self, family: Family, q: Array, answer: _Answer) -> Move | None:
+        """A step off a saddle, where q has settled on one: each group alone is at its best, but two together are not.
+
+        The coupling of groups says where to look, and the regression whether the bound rises there.
+        """
+        rule = self.rules.escape
+        strength, axes = np.linalg.eigh(answer.coupling)
+        if strength[-1] < rule.coupling:
+            return None
+        pushes = (answer._replace(w=sign * rule.push * axes[:, -1]) for sign in (1, -1))
+        proposals = [_at(family, q, push, 1.0, self.rules.trust_region) for push in pushes]
+        moves = [p.move._replace(gain=_rise(family, q, answer, p.move)) for p in proposals if p.is_inside]
+        best = max(moves, key=lambda move: move.gain, default=None)
+        return best if best is not None and best.gain > rule.worth * self.tol else None
+
+    def _widened(self, family: Family, q: Array, factor: float) -> Array:
+        return family.start(family.mean(q), factor * family.sd(q))
 
 
-def _answer(family: Family, state: State) -> _Answer:
-    """Regress on what is known, integrate the surrogate, and correct it by what it did not see."""
-    found = regress(family, state, lambda x: _free(family, x))
-    system, hyper = found.system, found.hyper
-    solved = system.solve(hyper)
-    left_out = leave_pairs_out(solved, found.pair)
-
-    def surrogate(x: Floats) -> Floats:
-        return system.predict(hyper, solved, x, _free(family, x))
-
-    projection = _projection(family, state.q, surrogate, float(np.max(np.sum(system.points.z**2, axis=1))))
-    correction, noise = _unseen(family, state, found, left_out.residuals)
-    keep = believed(float(correction @ correction), noise, family.size)
-    variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
-    return _Answer(
-        bound=projection.bound,
-        bound_se=math.sqrt(variance / found.alike),
-        w=projection.w + keep * correction,
-        coupling=projection.coupling,
-        surrogate=surrogate,
-        C=system.curvature(hyper, solved, _is_gaussian(family)),
-        error=0.5 * (family.size * variance / found.alike + keep * noise),
-        scale=system.scale(left_out, hyper),
-        hyper=hyper,
-        alike=found.alike,
-    )
-
-
-def _weights(family: Family, state: State, found: Regressed, m: int) -> Floats:
+def _weights(family: Family, state: RegressionState, found: Regressed, m: int) -> Floats:
     """Weights, adding up to one, with which the last m points stand for draws from q."""
     theta = state.store.theta[found.rows[-m:]]
     ratio = np.exp(family.log_prob(state.q, theta) - family.log_prob(family.defensive(state.q), theta))
@@ -206,7 +208,7 @@ def _projection(family: Family, q: Array, surrogate: Callable[[Floats], Floats],
     reference = family.defensive(q)
     nodes = family.transport(reference, _normals(family))
     x, psi = family.coordinates(reference, nodes), family.features(q, nodes)
-    known = np.sum(x**2, axis=1) <= 1.5 * farthest  # polynomials say nothing beyond the points they were fitted to
+    known = np.sum(x**2, axis=1) <= farthest  # polynomials say nothing beyond the points they were fitted to
     first, second = _pairs(family, len(psi))
     design = np.column_stack([np.ones(len(psi)), psi, psi[:, first] * psi[:, second], _unfollowed(family, x)])[known]
     root = np.exp(0.5 * (family.log_prob(q, nodes) - family.log_prob(reference, nodes)))[known]
@@ -221,7 +223,7 @@ def _pairs(family: Family, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     sizes = [size for f in _factors(family) for size in _groups(f)]
     group = np.repeat(np.arange(len(sizes)), sizes)
     first, second = np.nonzero(group[:, None] < group[None, :])
-    return (first, second) if len(first) <= n // 4 else (first[:0], second[:0])
+    return (first, second) if len(first) <= n // _POINTS_PER_PAIR else (first[:0], second[:0])
 
 
 def _groups(factor: Family) -> list[int]:
@@ -244,28 +246,14 @@ def _unfollowed(family: Family, x: Floats) -> Floats:
     return np.concatenate(columns, axis=1)
 
 
-def _escape(family: Family, q: Array, known: _Answer, worth: float) -> _Move | None:
-    """A step off a saddle, where q has settled on one: each group alone is at its best, but two together are not.
-
-    The coupling of groups tells where to look, and the surrogate whether the bound rises there by more than ``worth`` nats.
-    """
-    strength, axes = np.linalg.eigh(known.coupling)
-    if strength[-1] < 1:
-        return None
-    moves = [_at(family, q, known._replace(w=sign * _PUSH * axes[:, -1]), 1.0) for sign in (1, -1)]
-    tried = [move._replace(gain=_rise(family, q, known, move)) for move in moves if move.is_inside]
-    best = max(tried, key=lambda move: move.gain, default=None)
-    return best if best is not None and best.gain > worth else None
-
-
-def _rise(family: Family, q: Array, known: _Answer, move: _Move) -> float:
+def _rise(family: Family, q: Array, answer: _Answer, move: Move) -> float:
     """Rise of the bound from q to where a step leads, as the surrogate sees it."""
     there = family.transport(move.q, _normals(family))
-    heights = known.surrogate(family.coordinates(family.defensive(q), there))
-    return float(np.mean(heights)) - known.bound - move.kl
+    heights = answer.surrogate(family.coordinates(family.defensive(q), there))
+    return float(np.mean(heights)) - answer.bound - move.kl
 
 
-def _unseen(family: Family, state: State, found: Regressed, errors: Floats) -> tuple[Floats, float]:
+def _unseen(family: Family, state: RegressionState, found: Regressed, errors: Floats) -> tuple[Floats, float]:
     r"""The surrogate's error :math:`E[\psi e]` as draws that it did not see tell it (k,), and the variance of that."""
     m = len(errors)
     share = _weights(family, state, found, m)
@@ -280,7 +268,7 @@ def _free(family: Family, x: Floats) -> Floats:
     gaussian = x[:, _is_gaussian(family)]
     columns = [np.ones(len(x)), x]
     if gaussian.shape[1]:
-        columns.append((np.sum(gaussian**2, axis=1) - gaussian.shape[1]) / math.sqrt(2 * gaussian.shape[1]))
+        columns.append(radial_feature(gaussian))
     return np.column_stack(columns)
 
 
@@ -297,7 +285,7 @@ def _is_gaussian(family: Family) -> NDArray[np.bool_]:
 
 def _normals(family: Family) -> Floats:
     """Fixed normals to make draws from any q of: the same at every step, so that two steps differ by q alone."""
-    return _sobol(1 << math.ceil(math.log2(max(_NODES, 8 * family.size))), family.dim)
+    return _sobol(1 << math.ceil(math.log2(max(_NODES, _NODES_EACH * family.size))), family.dim)
 
 
 @lru_cache(maxsize=8)
@@ -305,53 +293,39 @@ def _sobol(n: int, d: int) -> Floats:
     return Sobol().normal(np.random.default_rng(0), n, d)
 
 
-def _longest(family: Family, state: State, known: _Answer, longest: float) -> _Move:
-    """The longest step inside of the domain, within the radius, and with a gain that is above the surrogate's own doubt of it."""
-
-    def is_allowed(move: _Move) -> bool:
-        within = move.is_inside and move.kl <= state.radius
-        return within and _doubt(family, state.q, known, move) <= move.gain
-
-    whole = _at(family, state.q, known, longest)
-    if is_allowed(whole):
-        return whole
-    low, high = 0.0, longest
-    for _ in range(30):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_allowed(_at(family, state.q, known, middle)) else (low, middle)
-    return _at(family, state.q, known, low)._replace(is_bound=True)
-
-
-def _at(family: Family, q: Array, known: _Answer, beta: float) -> _Move:
-    """The step with the share ``beta`` of the whole: natural gradients, but all Gaussian means together follow all of the curvature."""
+def _at(family: Family, q: Array, answer: _Answer, share: float, rules: TrustRegion) -> _Proposal:
+    """The step of this share of the full one: natural gradients, but all Gaussian means together follow all of C."""
     factors = _factors(family)
     members = family.members(q) if isinstance(family, Product) and factors[0] is not family else [q]
-    parts = np.split(known.w, np.cumsum([f.size for f in factors])[:-1])
+    parts = np.split(answer.w, np.cumsum([f.size for f in factors])[:-1])
     gaussian = [i for i, f in enumerate(factors) if isinstance(f, GaussianFamily)]
-    moved, kl, gain, is_inside, is_bound = list(members), 0.0, 0.0, True, False
+    moved, kl, gain, is_inside, is_restricted = list(members), 0.0, 0.0, True, False
     for i, factor in enumerate(factors):
         if isinstance(factor, ExponentialFamily):
-            advance = factor.advance(members[i], parts[i], beta)
+            advance = factor.advance(members[i], parts[i], share)
             moved[i], is_inside = advance.q, is_inside and bool(advance.is_inside)
             kl, gain = kl + float(advance.kl), gain + float(advance.gain)
     if gaussian:
-        block = _gaussian_step([factors[i] for i in gaussian], [parts[i] for i in gaussian], known.C, beta)  # type: ignore[misc]
-        kl, gain, is_bound = kl + block.kl, gain + block.gain, block.is_bound
+        some: list[GaussianFamily] = [factors[i] for i in gaussian]  # type: ignore[misc]
+        block = _gaussian_step(some, [parts[i] for i in gaussian], answer.C, share, rules)
+        kl, gain, is_restricted = kl + block.kl, gain + block.gain, block.is_restricted
         for i, deformation in zip(gaussian, block.deformations, strict=True):
             moved[i] = factors[i].deform(members[i], *deformation)  # type: ignore[attr-defined]
-    return _Move(np.concatenate(moved), kl, gain, is_inside, beta, is_bound)
+    return _Proposal(Move(np.concatenate(moved), kl, gain, share, is_restricted), is_inside)
 
 
 class _GaussianStep(NamedTuple):
-    """What becomes of the Gaussian factors: for each its shift, the root of its whitened covariance, and the inverse of that."""
+    """What becomes of the Gaussian factors."""
 
-    deformations: list[tuple[Floats, Floats, Floats]]
+    deformations: list[tuple[Floats, Floats, Floats]]  # shift, root of the whitened covariance, inverse of that
     kl: float
     gain: float
-    is_bound: bool
+    is_restricted: bool
 
 
-def _gaussian_step(factors: list[GaussianFamily], parts: list[Floats], C: Floats, beta: float) -> _GaussianStep:
+def _gaussian_step(
+    factors: list[GaussianFamily], parts: list[Floats], C: Floats, share: float, rules: TrustRegion
+) -> _GaussianStep:
     found = [f.coefficients(part) for f, part in zip(factors, parts, strict=True)]
     b = np.concatenate([part for part, _ in found])
     ends = np.cumsum([0, *(f.dim for f in factors)])
@@ -359,9 +333,9 @@ def _gaussian_step(factors: list[GaussianFamily], parts: list[Floats], C: Floats
     followed = block_diag(*(block for _, block in found))
     C = np.where(block_diag(*(f.restrict(np.ones((f.dim, f.dim))) for f in factors)) != 0, followed, C)
     c, axes = np.linalg.eigh(C)
-    shift = axes @ (beta * (axes.T @ b) / np.maximum(1 - beta * c, _SOFTEST))
+    shift = axes @ (share * (axes.T @ b) / np.maximum(1 - share * c, rules.softest))
     eigen = [np.linalg.eigh(block) for _, block in found]
-    precision = [np.maximum(1 - beta * r, _SMALLEST) for r, _ in eigen]
+    precision = [np.maximum(1 - share * r, rules.product_precision) for r, _ in eigen]
     deformations = [
         (shift[at], (U / np.sqrt(p)) @ U.T, (U * np.sqrt(p)) @ U.T)
         for at, p, (_, U) in zip(blocks, precision, eigen, strict=True)
@@ -369,33 +343,23 @@ def _gaussian_step(factors: list[GaussianFamily], parts: list[Floats], C: Floats
     r, p = np.concatenate([r for r, _ in eigen]), np.concatenate(precision)
     kl = 0.5 * float(np.sum(1 / p - 1 + np.log(p)) + shift @ shift)
     gain = float(b @ shift + 0.5 * (shift @ C @ shift + np.sum(r * (1 / p - 1)))) - kl
-    return _GaussianStep(deformations, kl, gain, bool(np.max(r) > 1 - _SMALLEST))
+    return _GaussianStep(deformations, kl, gain, bool(np.max(r) > 1 - rules.product_precision))
 
 
-def _doubt(family: Family, q: Array, known: _Answer, move: _Move) -> float:
-    """Standard deviation of what no member of the family follows, at the new place; none at all where that is still at home."""
-    there = family.coordinates(family.defensive(q), family.transport(move.q, _normals(family)[:64]))
+def _doubt(family: Family, q: Array, answer: _Answer, move: Move, near: float) -> float:
+    """Standard deviation, at the new place, of what no member of the family follows; none where that is near."""
+    nodes = _normals(family)[:_DOUBT_NODES]
+    there = family.coordinates(family.defensive(q), family.transport(move.q, nodes))
     reach, home = float(np.mean(np.sum(there**2, axis=1))), family.n_whitened
-    if reach < 1.5 * home:
+    if reach < near * home:
         return -math.inf
-    return math.sqrt(max(known.scale * (tail_variance(reach, home, known.hyper.omega) - 1), 0.0))
+    return math.sqrt(max(answer.tail * (tail_variance(reach, home, answer.variances.omega) - 1), 0.0))
 
 
-def _repeated(family: Family, state: State, w: Floats) -> float:
+def _repeated(family: Family, state: RegressionState, w: Floats) -> np.float64:
     """Share of the last step that this one repeats; negative where it goes back."""
-    if state.before is None:
-        return 0.0
-    last = -np.mean(family.features(state.q, family.transport(state.before.q, _normals(family))), axis=0)
+    if state.last_step is None:
+        return np.float64(0.0)
+    last = -np.mean(family.features(state.q, family.transport(state.last_step.q, _normals(family))), axis=0)
     length = float(last @ last)
-    return float(w @ last) / length if length > 0 else 0.0
-
-
-def _moved(state: State, known: _Answer, move: _Move) -> State:
-    before = Promise(state.q, known.bound, known.bound_se, move.gain, move.kl, move.is_bound)
-    explained = (state.noise or 0.0) / (known.hyper.noise * known.scale)
-    misfit = float(np.clip(1 - explained, 1e-3, 1.0))
-    return state._replace(q=move.q, hyper=known.hyper, before=before, misfit=misfit, alike=known.alike)
-
-
-def _info(known: _Answer, move: _Move, gap: float, h: Floats) -> Info:
-    return Info(known.bound, h[np.isfinite(h)], gap, float(np.linalg.norm(known.w)), move.beta, True, False)
+    return np.float64(float(w @ last) / length if length > 0 else 0.0)

@@ -1,4 +1,4 @@
-"""Everything evaluated so far, and which of it tells something about the present q."""
+"""Everything evaluated so far, and which of it teaches something about the present q."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.families.base import Family
+from qbvi.regression.rules import Thinning
 
 __all__ = ["Batch", "Chosen", "Store"]
 
 Floats = NDArray[np.float64]
 
-_FAR = 1e5  # squared whitened radius, per coordinate, beyond which a point tells nothing
-_ALIKE = 0.2  # density of q relative to that of the past draws, above which a pair is always accepted as drawn from q
 _GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval evenly, whatever part of them is looked at
+_SMALLEST_UNIFORM = 1e-12  # the first multiple is zero, which has no logarithm
 
 
 class Batch(NamedTuple):
@@ -47,8 +47,8 @@ class Store(NamedTuple):
 
     theta: Floats  # (N, d)
     y: Floats  # (N,) log joint, -inf where the function failed
-    told: Floats  # (N,) noise variances, as far as the function tells them
-    crowd: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
+    noise: Floats  # (N,) noise variances, zero where the function does not return them
+    log_mixture: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
     past: tuple[Batch, ...]
 
     @classmethod
@@ -57,42 +57,47 @@ class Store(NamedTuple):
         none = np.empty(0)
         return cls(np.empty((0, d)), none, none, none, ())
 
-    def add(self, family: Family, q: Array, theta: Floats, y: Floats, told: Floats) -> Store:
+    def add(self, family: Family, q: Array, theta: Floats, y: Floats, noise: Floats) -> Store:
         """Add a batch drawn from ``q``, and keep count of how crowded the past draws are everywhere."""
         n = len(self.y)
-        old = np.logaddexp(self.crowd, math.log(len(y)) + family.log_prob(q, self.theta)) if n else self.crowd
+        old = (
+            np.logaddexp(self.log_mixture, math.log(len(y)) + family.log_prob(q, self.theta)) if n else self.log_mixture
+        )
         past = (*self.past, Batch(q, n, n + len(y)))
         new = np.logaddexp.reduce([math.log(b.stop - b.start) + family.log_prob(b.q, theta) for b in past])
         return Store(
             np.concatenate([self.theta, theta]),
             np.concatenate([self.y, y]),
-            np.concatenate([self.told, told]),
+            np.concatenate([self.noise, noise]),
             np.concatenate([old, new]),
             past,
         )
 
-    def choose(self, family: Family, q: Array, most: int) -> Chosen:
-        """The points that tell something about q: near enough, and once draws like q's suffice, only a sample of those."""
+    def choose(self, family: Family, q: Array, most: int, rules: Thinning) -> Chosen:
+        """The points that teach something about q: near enough and, once draws like q's are enough, only a sample."""
         x = family.coordinates(q, self.theta)
         squares = np.sum(x**2, axis=1)
-        density = family.log_prob(q, self.theta) - self.crowd + math.log(len(self.y))
-        near = squares < _FAR * (family.n_whitened + 2)
+        density = family.log_prob(q, self.theta) - self.log_mixture + math.log(len(self.y))
+        near = squares < rules.far * (family.n_whitened + 2)
         rows = np.flatnonzero(np.isfinite(self.y) & near & np.isfinite(density))
-        suffice = np.sum(np.exp(np.minimum(density[rows], 0))) > 2 * family.size
-        if suffice or len(rows) > most:
-            rows, accepted = _thinned(rows, density, most, -math.log(_ALIKE) if suffice else math.inf)
+        is_enough = np.sum(np.exp(np.minimum(density[rows], 0))) > rules.enough * family.size
+        if is_enough or len(rows) > most:
+            rows, accepted = _thinned(rows, density, most, -math.log(rules.certain) if is_enough else math.inf)
             return Chosen(rows, x[rows], squares[rows], density[rows] - accepted)
         return Chosen(rows, x[rows], squares[rows], density[rows])
 
 
 def _thinned(rows: NDArray[np.int64], density: Floats, most: int, limit: float) -> tuple[NDArray[np.int64], Floats]:
-    """Accept mirror pairs in proportion to their density times exp(limit), as rejection sampling does; also the log of each one's chance.
+    """Accept mirror pairs in proportion to their density times exp(limit), as rejection sampling does.
 
-    Leaving out what is unlike q instead would cut its tails off. A pair keeps its lot, so that the choice changes little as q moves.
+    Also returns the log of the probability with which each point was accepted. Leaving out what is unlike
+    q instead would cut off its tails. A pair keeps its uniform number, so that the choice changes little
+    as q moves.
     """
     pair = rows // 2
     mean_density = np.logaddexp(density[2 * pair], density[np.minimum(2 * pair + 1, len(density) - 1)]) - math.log(2)
-    lot = np.log((pair * _GOLDEN) % 1.0 + 1e-12) - mean_density
-    limit = min(limit, float(np.partition(lot, most - 1)[most - 1]) if len(rows) > most else math.inf)
-    accepted = lot <= limit
+    uniform = (pair * _GOLDEN) % 1.0 + _SMALLEST_UNIFORM
+    needed = np.log(uniform) - mean_density  # the limit from which on a pair is accepted
+    limit = min(limit, float(np.partition(needed, most - 1)[most - 1]) if len(rows) > most else math.inf)
+    accepted = needed <= limit
     return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)

@@ -20,19 +20,20 @@ from scipy.linalg import lapack, qr, solve_triangular
 
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import free_features, kernels
+from qbvi.regression.rules import SearchPlan, VarianceSearch
 
-__all__ = ["Hyper", "Points", "Search", "Surrogate", "System"]
+__all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
 
 Floats = NDArray[np.float64]
 
-_NUGGETS = 10.0 ** np.arange(
-    -9, -1
-)  # relative: the first bounds the condition number, so that leave-out residuals can be believed
 _ROWS = 64  # of the covariance are made at a time, the part right of the diagonal: they stay in the cache
+_CANCELLED = 1e-12  # share that is left of a difference of equal numbers: it is never less
+_TINY = 1e-300
+_DEPENDENT = 1e-7  # relative size below which a free feature is a combination of others
 _SIGNS = 100  # random combinations of the quadratic features stand for all of them
 
 
-class Hyper(NamedTuple):
+class Variances(NamedTuple):
     """Prior variances relative to that of degrees three and four together, all found from the draws."""
 
     omega: float = 0.3  # degree four against degree three
@@ -40,8 +41,8 @@ class Hyper(NamedTuple):
     noise: float = 1e-3  # of one draw
 
 
-class Points(NamedTuple):
-    """What is regressed on: the last points of z, whose pairs are numbered by ``pair``, are those to be predicted."""
+class Sample(NamedTuple):
+    """What is regressed on; the last points, whose mirror pairs are numbered by ``pair``, are held out in turn."""
 
     z: Floats  # (n, d) whitened draws
     h: Floats  # (n,) residuals
@@ -63,20 +64,11 @@ class Surrogate:
     curvature_sd: float  # root mean posterior variance of one quadratic coefficient
     white: float  # what b and C would cost, times the number of draws, were all that is unpredictable white noise
     scale: float  # variance of degrees three and four
-    hyper: Hyper
+    variances: Variances
     errors: Floats  # (m,) by how much the left-out points were mispredicted
 
 
-class Search(NamedTuple):
-    """How hard to look for the prior variances: a try costs one factorisation."""
-
-    tries: int = 24
-    restart: bool = True  # also from two corners: all noise, and all smooth
-    turn: int = 0  # which variance comes first
-    leap: bool = False  # go on along an axis that helps, with strides that double, rather than try the next: where tries are dear
-
-
-class System:
+class HermiteRegression:
     """The regression of one set of points: find the prior variances, then the posterior of the coefficients.
 
     Parameters
@@ -85,6 +77,8 @@ class System:
         Draws, residuals and what is known of their noise.
     features
         What is fitted without a prior (n, p); by default a constant, z and the squared radius.
+    rules
+        How the prior variances are searched.
 
     Examples
     --------
@@ -95,14 +89,15 @@ class System:
     >>> from qbvi.random import orthogonal_pairs
     >>> z = orthogonal_pairs(np.random.default_rng(1), 12, 2)
     >>> h = 3.0 + z[:, 0] - (z[:, 1] ** 2 - 1)
-    >>> system = System(Points(z, h, np.ones(12), np.arange(12) // 2, 1e-20))
-    >>> found = system.posterior(system.search(Hyper(), Search()), Gaussian(2))
+    >>> regression = HermiteRegression(Sample(z, h, np.ones(12), np.arange(12) // 2, 1e-20))
+    >>> found = regression.posterior(regression.search(Variances(), SearchPlan()), Gaussian(2))
     >>> round(found.bound, 3), found.b.round(3) + 0.0, found.C.round(3) + 0.0
     (3.0, array([1., 0.]), array([[ 0.,  0.],
            [ 0., -2.]]))
     """
 
-    def __init__(self, points: Points, features: Floats | None = None) -> None:
+    def __init__(self, points: Sample, features: Floats | None = None, rules: VarianceSearch | None = None) -> None:
+        self._rules = VarianceSearch() if rules is None else rules
         self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
         self._triangle = [
@@ -112,46 +107,48 @@ class System:
         # Of the user's own some may say the same, as a switch that was never drawn the other way.
         self._kept = slice(None) if features is None else _independent(features)
         self._features = self._features[:, self._kept]
-        # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
-        self._bounds = _BOUNDS if points.z.shape[1] > 1 else _BOUNDS_ON_A_LINE
+        self._bounds = np.log([self._rules.lowest, self._rules.highest]).T
+        if points.z.shape[1] == 1:
+            # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
+            self._bounds[1, 1] = self._bounds[1, 0]
 
-    def search(self, start: Hyper, plan: Search) -> Hyper:
+    def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that predict left-out pairs best: a pattern search over logarithms, no derivatives to go wrong."""
-        starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(_CORNERS if plan.restart else ()))]
+        starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(self._rules.corners if plan.restart else ()))]
         if not plan.tries:
-            return _hyper(starts[0])
-        room = self._room()
-        tries = _Tries(lambda x: self._badness(x, room), starts, plan.tries)
-        stride = np.array([0.7, 2.3, 2.3])
-        while tries.left > 0 and stride.max() > 0.4:
+            return _variances(starts[0])
+        workspace = self._workspace()
+        tries = _Tries(lambda x: self._badness(x, workspace), starts, plan.tries, self._rules.improvement)
+        stride = np.array(self._rules.strides)
+        while tries.left > 0 and stride.max() > self._rules.finest:
             before = tries.best
             for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
                 if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
                     tries.walk(self._bounds, int(i), -stride[i], plan.leap)
             if tries.best == before:
                 stride = stride / 2
-        return _hyper(tries.x)
+        return _variances(tries.x)
 
-    def boldest(self, hyper: Hyper) -> Hyper:
+    def boldest(self, variances: Variances) -> Variances:
         """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
-        room = self._room()
-        limit, bold = self._misfit(hyper, room) + _SLACK, hyper
-        for _ in range(10):
-            trial = bold._replace(quadratic=min(10 * bold.quadratic, float(np.exp(self._bounds[1, 1]))))
-            if trial == bold or self._misfit(trial, room) > limit:
+        workspace = self._workspace()
+        limit, bold = self._misfit(variances, workspace) + self._rules.slack, variances
+        for _ in range(self._rules.boldest):
+            trial = bold._replace(quadratic=min(self._rules.bolder * bold.quadratic, float(np.exp(self._bounds[1, 1]))))
+            if trial == bold or self._misfit(trial, workspace) > limit:
                 break
             bold = trial
         return bold
 
-    def posterior(self, hyper: Hyper, family: GaussianFamily) -> Surrogate:
+    def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` says which of degree two it follows."""
-        solved = self.solve(hyper)
+        solved = self.solve(variances)
         left_out = leave_pairs_out(solved, self.points.pair)
-        scale = self.scale(left_out, hyper)
+        scale = self.scale(left_out, variances)
         z, alpha, d = self.points.z, solved.alpha, family.dim
         free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
-        one = hyper.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
+        one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
         C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
         quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
         return Surrogate(
@@ -164,28 +161,28 @@ class System:
             curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
             white=d * left_out.odd + family.n_quadratic * left_out.even,
             scale=scale,
-            hyper=hyper,
+            variances=variances,
             errors=left_out.residuals,
         )
 
-    def predict(self, hyper: Hyper, solved: Solved, z: Floats, features: Floats) -> Floats:
+    def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
         """The regression at other points: z (m, d), with their free features (m, p) -> (m,)."""
         between = kernels(z, self.points.z)
         free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
-        smooth = (hyper.quadratic * between.second + between.tail(hyper.omega)) @ solved.alpha
+        smooth = (variances.quadratic * between.second + between.tail(variances.omega)) @ solved.alpha
         prediction: Floats = self._centre + features[:, self._kept] @ free + smooth
         return prediction
 
-    def curvature(self, hyper: Hyper, solved: Solved, columns: NDArray[np.bool_]) -> Floats:
+    def curvature(self, variances: Variances, solved: Solved, columns: NDArray[np.bool_]) -> Floats:
         """Degree two of the smooth part along some of the coordinates: the matrix C of ``z'Cz / 2``."""
         z, d = self.points.z[:, columns], self.points.z.shape[1]
-        one = hyper.quadratic / (d * (d + 1) / 2)
+        one = variances.quadratic / (d * (d + 1) / 2)
         C: Floats = one * ((z.T * solved.alpha) @ z - np.sum(solved.alpha) * np.eye(z.shape[1]))
         return C
 
-    def solve(self, hyper: Hyper, room: Floats | None = None) -> Solved:
-        """Factor the covariance and project the free features out; ``room`` (n, n) is memory that may be overwritten."""
-        factor = self._factor(hyper, room)
+    def solve(self, variances: Variances, workspace: Floats | None = None) -> Solved:
+        """Factor the covariance and project the free features out; ``workspace`` (n, n) is memory that may be overwritten."""
+        factor = self._factor(variances, workspace)
         whitened = solve_triangular(
             factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
         )
@@ -194,44 +191,47 @@ class System:
         back = solve_triangular(factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False)
         return Solved(factor, R, back[:, :-1], back[:, -1])
 
-    def _factor(self, hyper: Hyper, room: Floats | None) -> Floats:
+    def _factor(self, variances: Variances, workspace: Floats | None) -> Floats:
         """Lower factor of the covariance, in the room if there is one; what is above the diagonal is not part of it."""
-        room = self._room() if room is None else room
-        for nugget in _NUGGETS:
+        workspace = self._workspace() if workspace is None else workspace
+        for nugget in self._rules.nuggets:
             for at, block in self._triangle:
-                block.mix(hyper.quadratic, hyper.omega, out=room[at : at + _ROWS, at:])
-            diagonal = np.einsum("ii->i", room)
-            diagonal += hyper.noise * self.points.growth
+                block.mix(variances.quadratic, variances.omega, out=workspace[at : at + _ROWS, at:])
+            diagonal = np.einsum("ii->i", workspace)
+            diagonal += variances.noise * self.points.growth
             diagonal *= 1 + nugget
             factor: Floats
-            factor, failed = lapack.dpotrf(room.T, lower=1, clean=0, overwrite_a=1)
+            factor, failed = lapack.dpotrf(workspace.T, lower=1, clean=0, overwrite_a=1)
             if not failed:  # LAPACK tells by number, not exception, when more nugget is needed
                 break
         return factor
 
-    def _room(self) -> Floats:
+    def _workspace(self) -> Floats:
         n = len(self.points.h)
         return np.empty((n, n))
 
-    def _misfit(self, hyper: Hyper, room: Floats) -> float:
+    def _misfit(self, variances: Variances, workspace: Floats) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
-        left_out = leave_pairs_out(self.solve(hyper, room), self.points.pair)
-        scale = self.scale(left_out, hyper)
+        left_out = leave_pairs_out(self.solve(variances, workspace), self.points.pair)
+        scale = self.scale(left_out, variances)
         return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
 
-    def _badness(self, x: Floats, room: Floats) -> float:
+    def _badness(self, x: Floats, workspace: Floats) -> float:
         """What a search makes small: misfit, and a weak prior of the logarithms."""
-        return self._misfit(_hyper(x), room) + float(np.sum(((x - _WEAK_PRIOR[0]) / _WEAK_PRIOR[1]) ** 2))
+        return self._misfit(_variances(x), workspace) + float(
+            np.sum(((x - np.log(self._rules.centre)) / self._rules.width) ** 2)
+        )
 
-    def scale(self, left_out: LeftOut, hyper: Hyper) -> float:
+    def scale(self, left_out: LeftOut, variances: Variances) -> float:
         """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
-        return max(left_out.square / len(self.points.pair), self.points.floor / hyper.noise)
+        return max(left_out.square / len(self.points.pair), self.points.floor / variances.noise)
 
 
 class _Tries:
     """The best of a number of tries."""
 
-    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int) -> None:
+    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int, improvement: float) -> None:
+        self._improvement = improvement
         self._badness, values = badness, [badness(x) for x in starts]
         self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
 
@@ -244,7 +244,7 @@ class _Tries:
             if x[i] == self.x[i]:
                 break
             value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
-            if not value < self.best - 1e-3:
+            if not value < self.best - self._improvement:
                 break
             self.best, self.x = value, x
             if not leap:
@@ -281,7 +281,7 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     inverse = solve_triangular(solved.factor[-m:, -m:], np.eye(m), lower=True, check_finite=False)
     H, alpha = solved.H[-m:], solved.alpha[-m:]
     full = np.sum(inverse**2, axis=0)
-    diagonal = np.maximum(full - np.sum(H**2, axis=1), 1e-12 * full + 1e-300)
+    diagonal = np.maximum(full - np.sum(H**2, axis=1), _CANCELLED * full + _TINY)
     first = np.flatnonzero(np.r_[True, pair[1:] != pair[:-1]])
     second = np.minimum(first + 1, m - 1)
     both = (second > first) & (pair[second] == pair[first])
@@ -289,7 +289,7 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     p2, a2 = np.where(both, diagonal[second], 1.0), np.where(both, alpha[second], 0.0)
     cross = np.sum(inverse[:, first] * inverse[:, second], axis=0) - np.sum(H[first] * H[second], axis=1)
     off = np.where(both, cross, 0.0)
-    det = np.maximum(p1 * p2 - off**2, 1e-12 * p1 * p2)
+    det = np.maximum(p1 * p2 - off**2, _CANCELLED * p1 * p2)
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
     even = np.where(both, 0.5 * (e1 + e2), e1 / np.sqrt(2))
     odd = np.where(both, 0.5 * (e1 - e2), e1 / np.sqrt(2))
@@ -322,19 +322,12 @@ def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) 
     return float(np.sum(u**2) - one * (np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2)))
 
 
-_BOUNDS = np.log([[0.02, 2.0], [1e-6, 1e12], [1e-10, 1e4]])
-_BOUNDS_ON_A_LINE = np.log([[0.02, 2.0], [1e-6, 1e-6], [1e-10, 1e4]])
-_CORNERS = (Hyper(0.3, 1.0, 1.0), Hyper(0.3, 1e3, 1e-4))  # where a search that went astray can start anew
-_WEAK_PRIOR = np.log([0.3, 1e2, 1e-2]), np.array([1.0, 6.0, 4.0])  # centre and width of each logarithm
-_SLACK = 4.0  # in minus twice the log predictive density: two standard deviations
-
-
-def _hyper(x: Floats) -> Hyper:
-    return Hyper(*(float(value) for value in np.exp(x)))
+def _variances(x: Floats) -> Variances:
+    return Variances(*(float(value) for value in np.exp(x)))
 
 
 def _independent(features: Floats) -> NDArray[np.int64]:
     """Columns that are linearly independent of those before them in order of size."""
     _, R, columns = qr(features, mode="economic", pivoting=True, check_finite=False)
     size = np.abs(np.diag(R))
-    return np.sort(columns[: len(size)][size > 1e-7 * size[0]])
+    return np.sort(columns[: len(size)][size > _DEPENDENT * size[0]])

@@ -1,0 +1,113 @@
+"""Which method fits what: the names that users write, and what ``"auto"`` means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from qbvi.algorithm import QBVI, paper
+from qbvi.arguments import positive_number, whole_number
+from qbvi.backends import HOST, Backend
+from qbvi.baselines import BBVI, CGVB, MGVB
+from qbvi.evaluate import Batches
+from qbvi.families import DiagonalGaussian, Family, GaussianFamily
+from qbvi.model import Model
+from qbvi.naming import pick
+from qbvi.protocol import Algorithm
+from qbvi.regression import MeanFieldRegression, Regression, Ridge
+from qbvi.stopping import Budget
+from qbvi.updates import LearningRate
+
+__all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
+
+_MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
+_MOST_DIAGONAL = 20  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
+_RESERVE = 4  # fresh draws at the end take at most one part in so many of a budget
+
+
+class Task(NamedTuple):
+    """What a method is chosen for."""
+
+    family: Family
+    tol: float  # nats
+    has_batches: bool = False  # whether values come from mini-batches
+    backend: Backend = HOST
+
+
+def automatic(task: Task) -> Algorithm:
+    """The default method for a task.
+
+    - Mini-batches, and more dimensions than a regression can serve: the residual estimator.
+    - A posterior that is not all Gaussian: `MeanFieldRegression`.
+    - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
+    """
+    family, on_host = task.family, task.backend.is_host
+    most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
+    if task.has_batches or family.dim > most:
+        return many_dimensional(family.dim)
+    if not isinstance(family, GaussianFamily):
+        return MeanFieldRegression(tol=task.tol)
+    return Regression(tol=task.tol) if on_host else Ridge(tol=task.tol)
+
+
+METHODS: dict[str, Callable[[Task], Algorithm]] = {
+    "auto": automatic,
+    "paper": lambda task: paper(),
+    "regression": lambda task: Regression(tol=task.tol),
+    "mean-field": lambda task: MeanFieldRegression(tol=task.tol),
+    "ridge": lambda task: Ridge(tol=task.tol),
+    "bbvi": lambda task: BBVI(),
+    "cgvb": lambda task: CGVB(),
+    "mgvb": lambda task: MGVB(),
+}
+
+
+def choose_method(
+    method: str | Algorithm,
+    model: Model,
+    family: Family,
+    batches: Batches | None,
+    tol: float,
+    backend: Backend = HOST,
+) -> Algorithm:
+    """Turn what a user writes for ``method`` into one that can fit this family, and run on this backend."""
+    if isinstance(method, str):
+        task = Task(family, tol, batches is not None and batches.is_partial, backend)
+        chosen: Algorithm = pick("method", method, METHODS)(task)
+    elif isinstance(method, Algorithm):
+        chosen = method
+    else:
+        msg = (
+            "`method` must be 'auto', 'paper', a qbvi.QBVI(...), a qbvi.Regression(...) or a qbvi.Ridge(...), "
+            f"got {method!r}"
+        )
+        raise TypeError(msg)
+    if not chosen.fits(family):
+        msg = (
+            f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}: "
+            "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"
+        )
+        raise TypeError(msg)
+    return chosen.for_model(model)
+
+
+def many_dimensional(d: int) -> QBVI:
+    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much.
+
+    The noise of its steps grows with the dimension: a draw for every four dimensions, from 100 to 400, as
+    far as memory allows.
+    """
+    n = 2 * round(min(max(100, min(d / 4, 400)), max(100, 1e8 / d)) / 2)
+    return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last")
+
+
+def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
+    """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
+    if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
+        msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
+        raise ValueError(msg)
+    if max_time is not None:
+        positive_number("max_time", max_time)
+    evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
+    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // _RESERVE)
+    return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

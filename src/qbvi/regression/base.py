@@ -1,0 +1,233 @@
+"""What the regression methods on the host share: their settings, their state, and one `tell`."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arguments import positive_number
+from qbvi.arrays import Array
+from qbvi.families.base import Family
+from qbvi.protocol import Algorithm, Info, Values
+from qbvi.random import orthogonal_pairs
+from qbvi.regression.regress import RegressionState
+from qbvi.regression.rules import LastStep, Rules
+from qbvi.regression.store import Store
+from qbvi.regression.surrogate import Variances
+from qbvi.stopping import GapBelow, Rule
+
+__all__ = ["Answer", "Move", "RegressionMethod"]
+
+Floats = NDArray[np.float64]
+
+
+class Answer(Protocol):
+    """What a regression says about the bound at q and its natural gradient."""
+
+    @property
+    def bound(self) -> float:
+        """Lower bound at q."""
+
+    @property
+    def bound_se(self) -> float:
+        """Its standard error."""
+
+    @property
+    def gradient_norm(self) -> float:
+        """Length of the natural gradient in orthonormal coordinates."""
+
+    @property
+    def variances(self) -> Variances:
+        """Prior variances that predict best."""
+
+    @property
+    def tail(self) -> float:
+        """Variance, at q, of what no member of the family follows."""
+
+    @property
+    def n_effective(self) -> float:
+        """Number of draws, those unlike q's own counting less."""
+
+
+class Move(NamedTuple):
+    """Where a step leads, and what the regression predicts for it."""
+
+    q: Array
+    kl: float  # KL(new || old)
+    gain: float  # predicted rise of the bound
+    share: float  # of the full step
+    is_restricted: bool  # whether something kept it shorter than asked for
+
+
+@dataclass(frozen=True)
+class RegressionMethod(Algorithm):
+    """Regress on all that is known, step as far as it can be trusted, stop in nats.
+
+    One iteration is: receive the values, regress (`_answer`), judge the last step by the new bound, step
+    (`_move`), predict the nats still missing. A sibling gives the parts that depend on its families.
+    """
+
+    tol: float = 0.01
+    n_samples: int | None = None
+    initial_scale: float = 0.01
+    n_fresh: int = 100
+    window: int = 1
+    keep: str = "last"
+    rules: Rules = field(default_factory=Rules, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("tol", "initial_scale"):
+            positive_number(name, getattr(self, name))
+        least = self.rules.noise.repeated
+        if self.n_samples is not None and (self.n_samples < least or self.n_samples % 2):
+            msg = f"`n_samples` must be even, as draws come in mirror pairs, and at least {least}, got {self.n_samples}"
+            raise ValueError(msg)
+
+    @property
+    def stop(self) -> tuple[Rule, ...]:
+        """Stop in nats."""
+        return (GapBelow(self.tol),)
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """A tenth of what was spent, but not too few."""
+        return max(self.n_fresh, n_evals // self.rules.effort.fresh)
+
+    def default_budget(self, d: int) -> int:
+        """Evaluations after which a fit that has not settled is given up."""
+        return self.rules.effort.default_budget(d)
+
+    def start_scale(self, scale: Array) -> Array:
+        """A fraction of the prior's standard deviations."""
+        return self.initial_scale * scale
+
+    def notes(self, state: RegressionState) -> tuple[str, ...]:
+        """Whether the function is noisy."""
+        if not state.noise:
+            return ()
+        return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
+
+    def init(self, family: Any, q: Array) -> RegressionState:
+        """Nothing evaluated yet."""
+        most = self.rules.effort.most(self._n_coefficients(family), self.tol)
+        radius = np.float64(self.rules.trust_region.first_radius * family.n_whitened)
+        return RegressionState(q, Store.empty(family.dim), Variances(), most, radius, None, None, 1.0, 0.0)
+
+    def ask(self, family: Any, state: RegressionState, rng: np.random.Generator) -> Array:
+        """Draw mirror pairs along orthogonal directions; the first time, some of them twice, to see noise."""
+        n = self.n_samples or self.rules.effort.batch(family.n_whitened, state.n_effective)
+        theta = family.transport(family.defensive(state.q), orthogonal_pairs(rng, n, family.dim))
+        return theta if state.noise is not None else np.concatenate([theta, theta[: self.rules.noise.repeated]])
+
+    def tell(
+        self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
+        """Add the values to what is known, and move."""
+        state, h = self._received(family, state, theta, values)
+        if not self._is_enough(family, state, h):
+            return self._retreated(family, state), nothing_learnt(h)
+        if state.last_step is None and self._is_hidden(state, h):
+            wider = self._widened(family, state.q, self.rules.noise.widening)
+            return state._replace(q=wider), nothing_learnt(h)
+        answer = self._checked(self._answer(family, state), h)
+        state, answer = self._judged(family, state, answer)
+        move, gap = self._move(family, state, answer)
+        info = Info(answer.bound, h[np.isfinite(h)], gap, answer.gradient_norm, move.share, True, False)
+        return self._moved(state, answer, move), info
+
+    @abstractmethod
+    def _n_coefficients(self, family: Any) -> int:
+        """Number of coefficients that a step is told from."""
+
+    @abstractmethod
+    def _answer(self, family: Any, state: RegressionState) -> Any:
+        """Regress on what is known: an `Answer`."""
+
+    def _checked(self, answer: Any, h: Floats) -> Any:
+        """Hold the answer against the newest residuals."""
+        return answer
+
+    @abstractmethod
+    def _move(self, family: Any, state: RegressionState, answer: Any) -> tuple[Move, float]:
+        """The step to take, and the nats predicted to be missing after it; infinite where it is not the last."""
+
+    @abstractmethod
+    def _widened(self, family: Any, q: Array, factor: float) -> Array:
+        """The same mean with standard deviations ``factor`` times as large."""
+
+    def _retreated(self, family: Any, state: RegressionState) -> RegressionState:
+        """Too few finite values to regress on: back to where the last step began."""
+        return state if state.last_step is None else self._returned(state)
+
+    def _received(
+        self, family: Family, state: RegressionState, theta: Floats, values: Values
+    ) -> tuple[RegressionState, Floats]:
+        """Store a batch, and see from repeated points whether the function is noisy. Also its residuals."""
+        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        known, n = np.asarray(values.noise_sd) ** 2, self.rules.noise.repeated
+        if state.noise is None:
+            noise = max(self._noise_variance(y[:n], y[-n:]), float(np.mean(known)))
+            most = max(state.most, self.rules.effort.noisy_points) if noise else state.most
+            state = state._replace(noise=noise, most=most)
+            theta, y, known = theta[:-n], y[:-n], known[:-n]
+        store = state.store.add(family, family.defensive(state.q), theta, y, known)
+        return state._replace(store=store), family.residual(state.q, theta, y)
+
+    def _noise_variance(self, first: Floats, second: Floats) -> float:
+        """Half the mean square difference of repeated values; zero where they agree to rounding."""
+        both = np.isfinite(first) & np.isfinite(second)
+        difference = (first - second)[both]
+        rounding = self.rules.noise.rounding_margin * self.rules.noise.rounding * np.abs(first[both])
+        return float(np.mean(difference**2) / 2) if np.any(np.abs(difference) > rounding) else 0.0
+
+    def _is_enough(self, family: Family, state: RegressionState, h: Floats) -> bool:
+        """Whether enough values are finite to regress on, and the last step did not leave the support."""
+        rule = self.rules.retreat
+        if state.last_step is not None and np.mean(np.isfinite(h)) < rule.fewest_finite:
+            return False
+        chosen = state.store.choose(family, family.defensive(state.q), state.most, self.rules.thinning)
+        return len(chosen.rows) >= family.n_whitened + rule.spare
+
+    def _is_hidden(self, state: RegressionState, h: Floats) -> bool:
+        """Whether the first q is so narrow that noise hides the function."""
+        rule = self.rules.noise
+        if not state.noise or len(state.store.past) >= rule.most_widenings:
+            return False
+        return float(np.var(h[np.isfinite(h)])) < rule.hidden * state.noise
+
+    def _judged(self, family: Any, state: RegressionState, answer: Any) -> tuple[RegressionState, Any]:
+        """Accept the last step and set the radius by what it brought, or go back to where it began."""
+        last, rule = state.last_step, self.rules.trust_region
+        if last is None:
+            return state, answer
+        bound = np.float64(answer.bound), np.float64(answer.bound_se)
+        if rule.rejects(last, *bound):
+            state = self._returned(state)
+            return state, self._answer(family, state)
+        return state._replace(radius=rule.next_radius(state.radius, last, *bound)), answer
+
+    def _returned(self, state: RegressionState) -> RegressionState:
+        """Back to where the last step began, wiser by its points, with less trust."""
+        assert state.last_step is not None
+        radius = self.rules.trust_region.radius_after_return(state.last_step)
+        return state._replace(q=state.last_step.q, radius=radius)
+
+    def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
+        bound, bound_se, gain, kl = (np.float64(x) for x in (answer.bound, answer.bound_se, move.gain, move.kl))
+        last = LastStep(state.q, bound, bound_se, gain, kl, np.bool_(move.is_restricted))
+        explained = (state.noise or 0.0) / (answer.variances.noise * answer.tail)
+        misfit = float(np.clip(1 - explained, self.rules.noise.least_misfit, 1.0))
+        return state._replace(
+            q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
+        )
+
+
+def nothing_learnt(h: Floats) -> Info:
+    """What there is to read about a batch that led to no step."""
+    finite = h[np.isfinite(h)]
+    bound = float(finite.mean()) if finite.size else math.nan
+    return Info(bound, finite, math.inf, math.nan, 0.0, True, True)

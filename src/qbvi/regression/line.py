@@ -1,0 +1,173 @@
+r"""Steps of a Gaussian along its natural gradient, in whitened coordinates.
+
+The exact solution of "best bound under the regression, KL(new || old) at most r" lies on the
+natural-gradient line: for some :math:`\beta \le 1`, whitened precision :math:`P = I - \beta C` and mean
+:math:`\beta P^{-1} b`. Everything is a function of the eigenvalues of C. Array functions: the host
+searches :math:`\beta` by bisection, a compiled loop on a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from qbvi.arrays import Array, array_namespace, device
+from qbvi.families.base import GaussianFamily
+from qbvi.regression.hermite import tail_variance
+from qbvi.regression.rules import TrustRegion
+
+__all__ = ["Gradient", "LinePoint", "NaturalLine", "WhitenedStep", "longest_by_bisection", "repeated_share"]
+
+
+class Gradient(NamedTuple):
+    """The natural gradient at q as a regression estimates it, and how far to believe it."""
+
+    b: Array  # (d,) linear part
+    C: Array  # (d, d) quadratic part
+    curvature_sd: Array  # () standard error of one coefficient of C
+    tail: Array  # () variance, at q, of what no quadratic follows
+    omega: Array  # () degree four against degree three in it
+
+
+class LinePoint(NamedTuple):
+    """One step along the line, or several along a first axis."""
+
+    share: Array  # (...) of the full step
+    shift: Array  # (..., d) new mean, in the axes of C
+    precision: Array  # (..., d) new precision, in the axes of what the family follows of C
+    kl: Array  # (...) KL(new || old)
+    gain: Array  # (...) predicted rise of the bound
+
+
+class WhitenedStep(NamedTuple):
+    """A step along the natural gradient, in whitened coordinates."""
+
+    shift: Array  # (d,) new mean
+    axes: Array  # (d, d) eigenvectors of the new precision
+    precision: Array  # (d,) its eigenvalues
+    share: Array  # () of the full step
+    kl: Array  # () KL(new || old)
+    gain: Array  # () predicted rise of the bound
+    left_behind: Array  # () nats of directions too soft to be trusted to their end
+    is_restricted: Array  # () whether something kept it shorter than asked for
+
+    @property
+    def growth(self) -> Array:
+        """Change of the whitened covariance (d, d)."""
+        return (self.axes * (1 / self.precision - 1)) @ self.axes.T
+
+    def apply(self, family: GaussianFamily, q: Array) -> Array:
+        """The member it leads to."""
+        root = self.precision**0.5
+        return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
+
+
+class NaturalLine:
+    """All steps along the natural gradient of a Gaussian family.
+
+    The mean follows all of C; the precision what the family can follow of it, and no variance grows by
+    more than the error of C warrants.
+
+    Parameters
+    ----------
+    gradient
+        b and C, with their errors.
+    family
+        Which part of C it follows.
+    rules
+        Bounds on the precision, and when a gain is believable.
+
+    Examples
+    --------
+    A standard normal whose log joint has its maximum at one, with unit curvature:
+
+    >>> import numpy as np
+    >>> from qbvi.families import Gaussian
+    >>> zero = np.float64(0.0)
+    >>> line = NaturalLine(Gradient(np.ones(1), np.zeros((1, 1)), zero, zero, zero), Gaussian(1), TrustRegion())
+    >>> line.at(np.float64(1.0)).shift
+    array([1.])
+    """
+
+    def __init__(self, gradient: Gradient, family: GaussianFamily, rules: TrustRegion) -> None:
+        xp = array_namespace(gradient.b)
+        self._gradient, self._d, self._rules = gradient, family.dim, rules
+        followed = family.restrict(gradient.C)
+        self._c, self._mean_axes = xp.linalg.eigh(gradient.C)
+        is_all = followed is gradient.C
+        self._r, self._axes = (self._c, self._mean_axes) if is_all else xp.linalg.eigh(followed)
+        self._b = self._mean_axes.T @ gradient.b
+        self._smallest = rules.smallest_precision(gradient.curvature_sd, family.dim)
+
+    def at(self, share: Array) -> LinePoint:
+        """The step that covers a share of the full one, or shares (m,)."""
+        xp = array_namespace(self._b)
+        b, c, r, some = self._b, self._c, self._r, xp.asarray(share)[..., None]
+        smallest = self._smallest * xp.ones_like(c)
+        stiffness, precision = xp.maximum(1 - some * c, smallest), xp.maximum(1 - some * r, smallest)
+        shift = some * b / stiffness
+        kl = 0.5 * (xp.sum(1 / precision - 1 + xp.log(precision), axis=-1) + xp.sum(shift**2, axis=-1))
+        bend = xp.sum(c * shift**2, axis=-1) + xp.sum(r * (1 / precision - 1), axis=-1)
+        gain = xp.sum(b * shift, axis=-1) + 0.5 * bend - kl
+        return LinePoint(share, shift, precision, kl, gain)
+
+    def is_allowed(self, point: LinePoint, radius: Array) -> Array:
+        """Whether KL is within the radius and the gain is believable.
+
+        Believable: above the standard deviation, at the new place, of what is of degree three and four.
+        """
+        xp = array_namespace(self._b)
+        reach = xp.sum(point.shift**2, axis=-1) + xp.sum(1 / point.precision, axis=-1)
+        variance = self._gradient.tail * (tail_variance(reach, self._d, self._gradient.omega) - 1)
+        is_believable = xp.maximum(variance, 0 * variance) ** 0.5 <= point.gain
+        return (point.kl <= radius) & (is_believable | (reach < self._rules.near * self._d))
+
+    def first_allowed(self, shares: Array, radius: Array) -> LinePoint:
+        """The step with the first of the shares (m,) that is allowed; the first of all where none is."""
+        xp = array_namespace(shares)
+        points = self.at(shares)
+        first = xp.argmax(xp.astype(self.is_allowed(points, radius), xp.int32))
+        return LinePoint(*(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in points))
+
+    def step(self, point: LinePoint, longest: Array) -> WhitenedStep:
+        """A point of the line as a step, where a share up to ``longest`` was asked for."""
+        xp = array_namespace(self._b)
+        b, c, ones = self._b, self._c, xp.ones_like(self._c)
+        # Soft directions that are not trusted to their end leave something behind.
+        soft = xp.maximum(1 - c, self._rules.softest * ones)
+        stiffness = xp.maximum(1 - point.share * c, self._smallest * ones)
+        left_behind = 0.5 * xp.sum(soft * (b / stiffness - b / soft) ** 2)
+        is_restricted = (point.share < longest) | (xp.min(1 - self._r) < self._smallest) | (xp.max(c) >= 1)
+        shift = self._mean_axes @ point.shift
+        ending = point.share, point.kl, point.gain, left_behind, is_restricted
+        return WhitenedStep(shift, self._axes, point.precision, *ending)
+
+
+Point = TypeVar("Point")
+
+
+def longest_by_bisection(
+    at: Callable[[float], Point], is_allowed: Callable[[Point], bool], longest: float, halvings: int
+) -> Point:
+    """The longest allowed step up to the share ``longest`` of the full one."""
+    whole = at(longest)
+    if is_allowed(whole):
+        return whole
+    low, high = 0.0, longest
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
+    return at(low)
+
+
+def repeated_share(family: GaussianFamily, q: Array, previous: Array, step: WhitenedStep) -> Array:
+    """Share of the last step, from ``previous`` to q, that the next one repeats; negative where it goes back."""
+    xp = array_namespace(q)
+    eye = xp.eye(family.dim, dtype=q.dtype, device=device(q))
+    frame = xp.concat([xp.zeros_like(eye[:1, :]), eye])
+    was = family.whiten(q, family.transport(previous, frame))  # the previous q, as the present one sees it
+    axes = was[1:, :] - was[:1, :]
+    shift, growth = -was[0, :], eye - axes.T @ axes
+    length = xp.sum(shift**2) + 0.5 * xp.sum(growth**2)
+    along = xp.sum(step.shift * shift) + 0.5 * xp.sum(step.growth * growth)
+    return xp.where(length > 0, along / xp.where(length > 0, length, xp.ones_like(length)), 0 * length)
