@@ -70,16 +70,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker("backends")
 
 
-def pytest_terminal_summary(terminalreporter, config):
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # so that the line is the last one
+def pytest_sessionfinish(session):
     """After a run of the whole suite: one line for what it left out, and how to have it."""
-    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
-        return
-    missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
-    left_out = [f"the suites of {' and '.join(missing)} (make test-backends)"] * bool(missing)
-    left_out += ["long statistical sweeps (make soak)"] * ("not soak" in config.option.markexpr)
-    left_out += ["the paper's data (set QBVI_DATA)"] * (data_folder("QBVI_DATA", "data") is None)
-    if left_out:
-        terminalreporter.write_line("left out: " + ", ".join(left_out))
+    result = yield
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")  # a worker has none
+    left_out = _left_out(config.option.markexpr)
+    if terminal is not None and config.args_source is config.ArgsSource.TESTPATHS and left_out:
+        terminal.write_line("left out: " + ", ".join(left_out))
+    return result
 
 
 def _needs_a_backend(item):
@@ -88,6 +88,15 @@ def _needs_a_backend(item):
     by_fixture = not {"jax", "on_jax"}.isdisjoint(getattr(item, "fixturenames", ()))
     by_place = isinstance(item, pytest.DoctestItem) and Path(item.path).name in BACKEND_MODULES
     return by_parameter or by_fixture or by_place
+
+
+def _left_out(selected):
+    missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
+    return [
+        *[f"the tests of {' and '.join(missing)} (make test-backends)"] * bool(missing),
+        *["the long statistical sweeps (make soak)"] * ("not soak" in selected),
+        *["the paper's data (set QBVI_DATA to their folder)"] * (data_folder("QBVI_DATA", "data") is None),
+    ]
 
 
 def _as_it_is(library, monkeypatch):

@@ -16,6 +16,8 @@ from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
 from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
 
+pytestmark = pytest.mark.backends
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "backends.md"
 SHORT = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(12), n_fresh=50)
 RNG = np.random.default_rng(3)

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+pytestmark = pytest.mark.backends
+
 SHARES = {"draws": (4, 1), "data": (1, 4), "both": (2, 2)}  # of draws, of rows
 
 

@@ -745,10 +745,14 @@ def signalled(number, after, *arguments):
         stderr=subprocess.PIPE,
         text=True,
     )
-    lines = [program.stdout.readline() for _ in range(after)]
-    if number is not None:
-        program.send_signal(number)
-    rest, errors = program.communicate(timeout=60)
+    try:
+        lines = [program.stdout.readline() for _ in range(after)]
+        if number is not None:
+            program.send_signal(number)
+        rest, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()  # has no effect on one that has ended
+        program.communicate()
     return program.returncode, [*lines, *rest.splitlines(keepends=True)], errors
 
 
