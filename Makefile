@@ -1,17 +1,29 @@
 # Everything runs inside .venv, which the first target to need it makes. PYTHON picks the interpreter, EXTRAS what is installed:
-# EXTRAS=dev,jax,torch tests those backends too.
+# EXTRAS=dev,jax,torch runs the tests of those backends in `make test` too. `make test-backends` has them in .venv-backends,
+# and TORCH says which PyTorch goes there.
 PYTHON ?= python3
 EXTRAS ?= dev
+TORCH ?= torch==2.13.0
 BIN := .venv/bin
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+# two workers, one core each
+ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+PYTEST := -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-backends soak lint bench clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
 
-test: .venv/ready  ## lint, types, import layers and the whole test suite
+test: .venv/ready  ## lint, types, import layers and the test suite; its last lines say what it left out
 	$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile  # two workers, one core each
+	$(ONE_CORE) $(BIN)/python $(PYTEST)
+
+test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, which are installed (CPU) for them alone
+	$(ONE_CORE) .venv-backends/bin/python $(PYTEST) -m 'backends and not soak'
+
+soak: .venv/ready  ## the long statistical sweeps, all seeds and cases; takes minutes
+	$(ONE_CORE) $(BIN)/python $(PYTEST) -m soak
 
 lint: .venv/ready
 	$(BIN)/ruff check src tests benchmarks examples
@@ -29,9 +41,19 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(BIN)/python $(PIP_INSTALL) --upgrade pip
+	$(BIN)/python $(PIP_INSTALL) --editable '.[$(EXTRAS)]'
+	echo '$(EXTRAS)' > $@
+
+ifneq ($(EXTRAS),$(shell cat .venv/ready 2>/dev/null))  # other extras than last time are installed too
+.PHONY: .venv/ready
+endif
+
+.venv-backends/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-backends
+	.venv-backends/bin/python $(PIP_INSTALL) --upgrade pip
+	.venv-backends/bin/python $(PIP_INSTALL) '$(TORCH)' --editable '.[dev,jax]'
 	touch $@
 
 clean:
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-backends demo build dist .pytest_cache .mypy_cache .ruff_cache

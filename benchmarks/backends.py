@@ -35,7 +35,7 @@ from qbvi.protocol import Values
 from qbvi.random import Stream, seed_words
 from qbvi.stopping import MaxIterations
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
 from oracles import credit, labour
 

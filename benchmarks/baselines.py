@@ -1,6 +1,6 @@
 """The baselines beside the default method on the paper's logistic regressions: nats missing from the exact best Gaussian.
 
-Run from the repository: ``python benchmarks/baselines.py [--seeds 3]``. Credit needs QBVI_DATA, see tests/oracles.py.
+Run from the repository: ``python benchmarks/baselines.py [--seeds 3]``. Credit needs QBVI_DATA, see tests/helpers/oracles.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 import qbvi
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from oracles import credit, labour
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import qbvi
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 import oracles
 
 METHODS = {

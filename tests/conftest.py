@@ -1,20 +1,41 @@
-"""Every array test runs on every library that is here, on JAX compiled; a skip says what is missing."""
+"""Every array test runs on every library that is here, on JAX compiled; a skip says what is missing.
+
+The folders are those of ``src/qbvi``; ``repository`` tests what lies beside the package (README, examples, the oracles of
+these tests), and ``helpers`` holds what tests import and the scripts they run, no tests.
+"""
 
 import importlib
+import signal
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-BACKENDS = {
-    "numpy": "array_api_compat.numpy",
-    "array-api-strict": "array_api_strict",
-    "jax": "jax.numpy",
-    "torch": "array_api_compat.torch",
-}
+from libraries import BACKENDS
+from oracles import data_folder
+
+pytest.register_assert_rewrite("comparison")
+collect_ignore = ["helpers"]  # scripts among them do their work, or fail, when --doctest-modules imports them
+
+BACKEND_NAMES = {"jax", "torch", "cupy"}
+PACKAGES = {"jax": "JAX", "torch": "PyTorch"}  # what `make test-backends` installs
+BACKEND_MODULES = {"torch.py", "on_jax.py", "on_mesh.py", "on_torch.py"}  # of qbvi, with examples that need the package
 
 
-EAGER = [name for name in BACKENDS if name != "jax"]
-on_eager_libraries = pytest.mark.parametrize("xp", EAGER, indirect=True)  # for what cannot be compiled
+@pytest.fixture(autouse=True)
+def default_signals():
+    """Ctrl-C interrupts and SIGTERM ends, here and in the processes that a test starts, whatever our parent ignores.
+
+    A signal that is ignored stays so in every process started from there (``nohup make test &``, some CI runners).
+    """
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    }
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(params=list(BACKENDS))
@@ -39,6 +60,43 @@ def jax():
 def rng():
     """A generator with a fixed seed, new for each test."""
     return np.random.default_rng(20221)
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
+def pytest_collection_modifyitems(items):
+    """Mark with `backends` what needs JAX or PyTorch by its parameters, its fixtures or its place."""
+    for item in items:
+        if _needs_a_backend(item):
+            item.add_marker("backends")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # so that the line is the last one
+def pytest_sessionfinish(session):
+    """After a run of the whole suite: one line for what it left out, and how to have it."""
+    result = yield
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")  # a worker has none
+    left_out = _left_out(config.option.markexpr)
+    if terminal is not None and config.args_source is config.ArgsSource.TESTPATHS and left_out:
+        terminal.write_line("left out: " + ", ".join(left_out))
+    return result
+
+
+def _needs_a_backend(item):
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    by_parameter = any(isinstance(value, str) and value in BACKEND_NAMES for value in parameters)
+    by_fixture = not {"jax", "on_jax"}.isdisjoint(getattr(item, "fixturenames", ()))
+    by_place = isinstance(item, pytest.DoctestItem) and Path(item.path).name in BACKEND_MODULES
+    return by_parameter or by_fixture or by_place
+
+
+def _left_out(selected):
+    missing = [name for package, name in PACKAGES.items() if find_spec(package) is None]
+    return [
+        *[f"the tests of {' and '.join(missing)} (make test-backends)"] * bool(missing),
+        *["the long statistical sweeps (make soak)"] * ("not soak" in selected),
+        *["the paper's data (set QBVI_DATA to their folder)"] * (data_folder("QBVI_DATA", "data") is None),
+    ]
 
 
 def _as_it_is(library, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import qbvi
-from test_checkpoint import assert_same
+from comparison import assert_same
 
 PRIOR = {"beta": qbvi.Normal(0, 2, shape=2), "sigma": qbvi.HalfNormal(2)}
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(4), n_fresh=30)

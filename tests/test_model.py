@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import expit
 
-from conftest import on_eager_libraries
+from libraries import on_eager_libraries
 from qbvi.arrays import to_numpy
 from qbvi.distributions import (
     Beta,

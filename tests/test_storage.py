@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_array_equal
 from scipy import stats
 
+from hostile import Hostile
 from qbvi import storage
 from qbvi.distributions import (
     Dirichlet,
@@ -172,11 +173,6 @@ def test_user_defined_density_is_needed_only_to_evaluate_it(tmp_path):
     assert_same(back.mean, fit.mean)
     with pytest.raises(UserDefinedError, match="pass `prior=` when loading"):
         back.model.log_prior(np.zeros((1, 3)))
-
-
-class Hostile:
-    def __reduce__(self):
-        return (os.mkdir, ("hacked",))
 
 
 @pytest.mark.parametrize("place", ["header", "q", "extra"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from conftest import on_eager_libraries
+from libraries import on_eager_libraries
 from qbvi.arrays import to_numpy
 from qbvi.supports import (
     SUPPORTS,

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, T
 from qbvi.evaluate.loaders import LoaderBatches
 from qbvi.torch import Prediction, module_likelihood
 
+pytestmark = pytest.mark.backends
+
 N, SD = 60, 0.5
 
 

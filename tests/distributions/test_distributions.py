@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.integrate import quad
 from scipy.special import expit, logit
 
-from conftest import on_eager_libraries
+from libraries import on_eager_libraries
 from qbvi.arrays import to_numpy
 from qbvi.distributions import (
     DISTRIBUTIONS,

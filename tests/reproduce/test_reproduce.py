@@ -421,7 +421,7 @@ def test_the_command_says_what_is_missing(tmp_path, monkeypatch, capsys):
 
 
 def test_the_page_of_the_documentation_knows_experiments_and_columns():
-    text = (Path(__file__).resolve().parents[1] / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[2] / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in text for name in reproduce.EXPERIMENTS)
     assert ",".join(data._CREDIT_SUMS) in text
 

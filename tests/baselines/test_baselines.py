@@ -295,6 +295,7 @@ def test_a_step_that_is_not_finite_is_refused_and_leaves_no_trace(name, bad, rng
     assert not np.array_equal(moved[0], state.q)
 
 
+@pytest.mark.backends
 def test_jax_writes_the_gradient():
     jnp = pytest.importorskip("jax.numpy", reason="jax is not installed")
     gradient = jax_gradient(lambda p: -jnp.sum((p["a"] - 1.0) ** 2) * p["b"])

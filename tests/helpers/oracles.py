@@ -259,7 +259,7 @@ def data_folder(variable: str, sibling: str) -> Path | None:
             msg = f"the environment variable {variable} must name a folder, got {str(folder)!r}; correct or unset it"
             raise ValueError(msg)
         return folder
-    folder = Path(__file__).resolve().parents[2] / "shared" / sibling
+    folder = Path(__file__).resolve().parents[3] / "shared" / sibling
     return folder if folder.is_dir() else None
 
 

@@ -17,13 +17,14 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import qbvi
+from comparison import assert_same
+from hostile import Hostile
 from qbvi import archive
 from qbvi.checkpoint import journal, read_saved
 from qbvi.checkpoint.fingerprint import fingerprint
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.run import Snapshot
 from qbvi.stopping import Budget
-from test_storage import Hostile
 
 PRIOR = qbvi.Normal(0, 2, shape=3)
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(6), n_fresh=30)
@@ -74,15 +75,6 @@ def fit(path=None, function=counted, **options):
     return qbvi.fit(function, checkpoint=path, **{"prior": PRIOR, "seed": 3, **options})
 
 
-def assert_same(one, other):
-    assert_array_equal(one.q, other.q)
-    assert_array_equal([one.elbo, one.elbo_se, one.khat], [other.elbo, other.elbo_se, other.khat])
-    assert (one.n_evals, one.stop_reason, one.n_failed) == (other.n_evals, other.stop_reason, other.n_failed)
-    for name in one.trace.names():
-        if name != "seconds":
-            assert_array_equal(one.trace[name], other.trace[name])
-
-
 # --- resumed bit for bit, and nothing paid twice
 
 
@@ -110,7 +102,7 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
 
 @pytest.mark.parametrize("method", ["regression", "qbvi", "mini-batches"])
 def test_killed_at_twenty_moments(tmp_path, method):
-    script = Path(__file__).with_name("killed.py")
+    script = Path(__file__).parents[1] / "helpers" / "killed.py"
     done = subprocess.run(
         [sys.executable, script, method, tmp_path], capture_output=True, text=True, timeout=120, check=False
     )
@@ -753,10 +745,14 @@ def signalled(number, after, *arguments):
         stderr=subprocess.PIPE,
         text=True,
     )
-    lines = [program.stdout.readline() for _ in range(after)]
-    if number is not None:
-        program.send_signal(number)
-    rest, errors = program.communicate(timeout=60)
+    try:
+        lines = [program.stdout.readline() for _ in range(after)]
+        if number is not None:
+            program.send_signal(number)
+        rest, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()  # has no effect on one that has ended
+        program.communicate()
     return program.returncode, [*lines, *rest.splitlines(keepends=True)], errors
 
 

@@ -11,14 +11,16 @@ import pytest
 
 pytest.importorskip("jax", reason="jax is not installed")
 
+pytestmark = pytest.mark.backends
+
 SHARES = {"draws": (4, 1), "data": (1, 4), "both": (2, 2)}  # of draws, of rows
 
 
 @pytest.fixture(scope="module")
 def found():
-    """What tests/meshes.py prints."""
+    """What tests/helpers/meshes.py prints."""
     settings = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    script = str(Path(__file__).with_name("meshes.py"))
+    script = str(Path(__file__).parents[1] / "helpers" / "meshes.py")
     done = subprocess.run(
         [sys.executable, "-W", "error", script], check=False, capture_output=True, text=True, env=settings
     )

@@ -17,7 +17,9 @@ from qbvi.backends import BACKENDS, BackendError, find_backend
 from qbvi.chunks import CompiledSteps
 from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
+pytestmark = pytest.mark.backends
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "backends.md"
 SHORT = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(12), n_fresh=50)
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((60, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def printed(name, capsys):
@@ -38,6 +38,7 @@ def test_variable_selection_beside_all_subsets(capsys):
     assert max(abs(float(ours) - float(exact)) for ours, exact in rows) < 0.02  # independence costs that little here
 
 
+@pytest.mark.backends
 def test_step_network_beside_what_it_is_compared_with(capsys, monkeypatch, tmp_path):
     pytest.importorskip("torch", reason='PyTorch is not installed: pip install "qbvi[torch]"')
     pytest.importorskip("matplotlib", reason="pictures come with the extra qbvi[plots]").use("agg")

@@ -23,7 +23,7 @@ from qbvi.storage import read_facts, save
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 FEATURES = ["age", "income"]
 SPANS = (1, 5, 22)
 

@@ -115,7 +115,7 @@ def dies_once(function, flag):
 
 
 def test_the_page_on_scaling_runs_as_it_stands(client):
-    page = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
     code = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     namespace = {"client": client}
     for block in code:

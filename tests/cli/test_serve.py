@@ -18,7 +18,7 @@ import qbvi
 from qbvi.cli import main
 from qbvi.cli.priors import PriorFileError, read_prior
 
-EXAMPLES = Path(__file__).parents[1] / "examples" / "serve"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 PRIOR = {"beta": qbvi.Normal(0, 5, shape=2), "sigma": qbvi.HalfNormal(2)}
 SERVE = f"{sys.executable} -m qbvi serve"
 

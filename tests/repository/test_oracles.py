@@ -266,7 +266,7 @@ def test_data_folder_reads_the_environment_first(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def problems():
     """The module benchmarks/problems.py, loaded by path because benchmarks are not a package."""
-    path = Path(__file__).resolve().parents[1] / "benchmarks" / "problems.py"
+    path = Path(__file__).resolve().parents[2] / "benchmarks" / "problems.py"
     spec = importlib.util.spec_from_file_location("benchmark_problems", path)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:

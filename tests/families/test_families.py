@@ -8,7 +8,6 @@ import pytest
 import scipy.stats
 from scipy.special import digamma, multigammaln, ndtr
 
-from conftest import BACKENDS
 from laws import (
     BY_CLASS,
     CASES,
@@ -22,6 +21,7 @@ from laws import (
     one_law,
     textbook,
 )
+from libraries import BACKENDS
 from qbvi.arrays import pack_symmetric, to_numpy, unpack_symmetric
 from qbvi.families import (
     LAWS,
