@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
@@ -29,6 +29,7 @@ from qbvi.families import (
     Product,
 )
 from qbvi.model import Model
+from qbvi.points import mapped
 from qbvi.random import Independent, Sobol
 from qbvi.supports import Elementwise, Interval, Real
 
@@ -431,7 +432,7 @@ class Fit:
         float or array (n,)
             Minus infinity outside of the support.
         """
-        values = theta if batched else _map(lambda value: np.asarray(value)[None], theta)
+        values = theta if batched else mapped(lambda value: np.asarray(value)[None], theta)
         log_q = self._log_prob(values)
         return log_q if batched else float(log_q[0])
 
@@ -570,7 +571,7 @@ class Fit:
 
     def _structured(self, flat: Floats) -> Structure:
         """Give entries (p,) the structure of the prior."""
-        return _map(lambda value: value[0], self.model.unflatten(flat[None].copy()))
+        return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
 
     def _log_prob(self, values: Structure) -> Floats:
         try:
@@ -581,7 +582,7 @@ class Fit:
                 raise
             log_q = np.full(inside.shape, -np.inf)
             if inside.any():
-                log_q[inside] = self._log_prob(_map(lambda value: np.asarray(value)[inside], values))
+                log_q[inside] = self._log_prob(mapped(lambda value: np.asarray(value)[inside], values))
             return log_q
         return to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
 
@@ -678,12 +679,6 @@ class Summary:
     def _columns(self) -> tuple[str, ...]:
         ends = (50 * (1 - self.interval), 50 * (1 + self.interval))
         return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
-
-
-def _map(function: Callable[[Any], Any], structure: Structure) -> Structure:
-    if isinstance(structure, Mapping):
-        return {name: function(value) for name, value in structure.items()}
-    return function(structure)
 
 
 def _matched_normals(n: int, d: int) -> Floats:

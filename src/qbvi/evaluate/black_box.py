@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.evaluate.calls import Calls, Outcome, Points, ShapeError, blocks_of, count, number_of, rows
+from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure, OnFailure, check_on_failure, treatment_of
+from qbvi.points import Points, count, is_named, items, rows
 
 __all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
 
@@ -221,8 +222,8 @@ def _was_lost(failure: Failure | None) -> bool:
 
 
 def _shapes(point: Any) -> str:
-    if isinstance(point, dict):
-        return "a dict of " + ", ".join(f"{name!r} of shape {np.shape(value)}" for name, value in point.items())
+    if is_named(point):
+        return "a dict of " + ", ".join(f"{name!r} of shape {np.shape(value)}" for name, value in items(point))
     return f"an array of shape {np.shape(point)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.evaluate.failures import Failure, full_name
+from qbvi.points import Points, copied, count, row, rows
 
-__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "copied", "count", "number_of", "row", "rows", "working_as"]
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "working_as"]
 
 Floats = NDArray[np.float64]
-Points = Any  # stacked along a first axis: one array, or a dict of arrays by name
 
 
 class Outcome(NamedTuple):
@@ -112,32 +112,6 @@ def blocks_of(n: int, vectorized: bool | int) -> list[range]:
 def working_as(worker: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Write the worker's name into the failures."""
     return [o if o.failure is None else o._replace(failure=replace(o.failure, worker=worker)) for o in outcomes]
-
-
-def count(points: Points) -> int:
-    """Number of stacked points."""
-    return len(next(iter(points.values())) if isinstance(points, dict) else points)
-
-
-def row(points: Points, i: int) -> Any:
-    """Point ``i`` alone, as a copy."""
-    if isinstance(points, dict):
-        return {name: np.array(value[i])[()] for name, value in points.items()}
-    return np.array(points[i])[()]
-
-
-def rows(points: Points, chosen: Sequence[int]) -> Points:
-    """Some of the points, stacked, as a copy."""
-    if isinstance(points, dict):
-        return {name: np.asarray(value)[list(chosen)] for name, value in points.items()}
-    return np.asarray(points)[list(chosen)]
-
-
-def copied(points: Any) -> Any:
-    """A point, or stacked points, to be overwritten at will."""
-    if isinstance(points, dict):
-        return {name: np.array(value)[()] for name, value in points.items()}
-    return np.array(points)[()]
 
 
 def number_of(value: Any, name: str = "log_likelihood") -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.naming import pick
+from qbvi.points import items
 
 __all__ = ["KINDS", "Failure", "OnFailure", "Treatment", "check_on_failure", "treatment_of"]
 
@@ -120,9 +121,7 @@ def _check_treatment(treatment: Any) -> None:
 
 
 def _where(parameters: Any) -> str:
-    if isinstance(parameters, dict):
-        return ", ".join(f"{name}={_short(value)}" for name, value in parameters.items())
-    return _short(parameters)
+    return ", ".join(f"{name}={_short(value)}" if name else _short(value) for name, value in items(parameters))
 
 
 def _short(value: Any) -> str:

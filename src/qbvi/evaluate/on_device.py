@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array, array_namespace
 from qbvi.backends import HOST, Backend, BackendError, forget_compiled
-from qbvi.backends.base import count, leaves, mapped_tree
-from qbvi.evaluate.batches import Batches
+from qbvi.backends.base import leaves, mapped_tree
+from qbvi.evaluate.batches import Batches, mapped_parts
 from qbvi.evaluate.black_box import BlackBox, Evaluations, warn_if_not_a_log
-from qbvi.evaluate.calls import Outcome, Points, ShapeError, row
+from qbvi.evaluate.calls import Outcome, ShapeError
 from qbvi.evaluate.failures import Failure
+from qbvi.points import Points, count, mapped, row
 
 __all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "clear_cache", "settled"]
 
@@ -207,7 +208,7 @@ class DeviceBox(BlackBox):
         Calls are halved as long as the device has no memory for them, and that is remembered.
         """
         if not self.backend.is_compiled:  # what the function does to its argument is its own affair
-            points = mapped_tree(lambda x: array_namespace(x).asarray(x, copy=True), points)
+            points = mapped(lambda x: array_namespace(x).asarray(x, copy=True), points)
         if count(points) != self._planned:
             self.plan(points, batch)
         while True:
@@ -247,7 +248,7 @@ class FromHost:
         """Values (n,) and the standard deviations of their noise (n,)."""
         n = count(points)
         with self._backend.active():
-            padded = mapped_tree(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
+            padded = mapped(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
             values, noise_sd = self._box.raw(self._backend.put(padded), batch)
             return self._backend.to_host(values)[:n], self._backend.to_host(noise_sd)[:n]
 
@@ -288,7 +289,7 @@ class DeviceBatches:
     @cached_property
     def data(self) -> Any:
         """The data, there."""
-        data = _arrays(self.batches.data)
+        data = mapped_parts(_array, self.batches.data)
         for part in leaves(data):
             self._check(part)
         return self.backend.put_rows(data)
@@ -362,16 +363,8 @@ def _failure(point: Any, value: float) -> Failure:
     return Failure(point, kind, f"returned {value}")
 
 
-def _arrays(data: Any) -> Any:
-    """The data with an array in place of every frame, series or list of numbers."""
-    if isinstance(data, dict):
-        return {name: _array(part) for name, part in data.items()}
-    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
-        return type(data)(_array(part) for part in data)
-    return _array(data)
-
-
 def _array(part: Any) -> Any:
+    """A part of the data, with an array in place of a frame, a series or a list of numbers."""
     if hasattr(part, "iloc"):
         return part.to_numpy()
     return np.asarray(part) if isinstance(part, list | tuple) else part
