@@ -26,7 +26,6 @@ from qbvi.families import (
     Gaussian,
     GaussianProduct,
     NegativeBinomial,
-    Product,
 )
 from qbvi.model import Model
 from qbvi.points import mapped
@@ -322,11 +321,11 @@ class Fit:
     @property
     def factors(self) -> dict[str, Distribution]:
         """The posterior law of every parameter that has one of its own, as a distribution: ``InverseGamma(alpha=..., beta=...)``."""
-        parts = zip(*_factors_of(self.family, self.q), strict=True)
+        parts = zip(self.family.independent_parts, self.family.members(self.q), strict=True)
         starts = {block.columns.start: block for block in self.blocks if block.is_native}
         return {
             starts[columns[0]].name: _as_distribution(factor, q, starts[columns[0]].shape)
-            for factor, columns, q in parts
+            for (factor, columns), q in parts
             if columns[0] in starts
         }
 
@@ -692,12 +691,6 @@ def _matched_normals(n: int, d: int) -> Floats:
     return to_numpy(np.linalg.solve(factor, z.T).T)
 
 
-def _factors_of(family: Family, q: Floats) -> tuple[list[Family], list[tuple[int, ...]], list[Floats]]:
-    if isinstance(family, Product):
-        return list(family.factors), list(family.columns), family.members(q)
-    return [family], [tuple(range(family.dim))], [q]
-
-
 def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
     assert isinstance(factor, ExponentialFamily)
     copies = shape[: len(shape) - factor.event_axes]
@@ -713,8 +706,7 @@ def _describe(family: Family) -> str:
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
-    factors = family.factors if isinstance(family, Product) else (family,)
-    return f"{family.dim} dimensions, " + " x ".join(type(factor).__name__ for factor in factors)
+    return f"{family.dim} dimensions, " + " x ".join(type(part.family).__name__ for part in family.independent_parts)
 
 
 def _account(report: Report) -> list[str]:
