@@ -178,5 +178,5 @@ class Fresh:
 def _prior_key(parameter: Parameter) -> tuple[Any, ...]:
     """A prior by its numbers, or as the same object where it holds a function."""
     spec = json.dumps(parameter.distribution.to_spec(), sort_keys=True, default=repr)
-    own = id(parameter.distribution) if '"user_defined": true' in spec else None
+    own = id(parameter.distribution) if parameter.distribution.holds_code else None
     return parameter.name, parameter.is_native, spec, own
