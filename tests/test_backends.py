@@ -14,7 +14,8 @@ import qbvi
 import qbvi.run
 from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
-from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
+from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity
+from qbvi.evaluate.policy import replace_failed
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "backends.md"
 SHORT = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(12), n_fresh=50)
@@ -411,7 +412,7 @@ def test_settling_without_branches_is_settling(policy, failed, xp):
     values[failed] = np.nan
     box = BlackBox(lambda x: x[:, 0], vectorized=True, on_failure=policy)
     expected = box(values[:, None])
-    filled, ok = settled(policy, xp.asarray(values), xp.isfinite(xp.asarray(values)))
+    filled, ok = replace_failed(policy, xp.asarray(values), xp.isfinite(xp.asarray(values)))
     np.testing.assert_allclose(np.asarray(filled), expected.values)
     np.testing.assert_array_equal(np.asarray(ok), expected.ok)
 

@@ -27,7 +27,7 @@ from qbvi.checkpoint import (
 )
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
-from qbvi.evaluate.failures import treatment_of
+from qbvi.evaluate.policy import treatment_of
 from qbvi.families import Family
 from qbvi.fit import choose_budget, choose_method
 from qbvi.model import Model

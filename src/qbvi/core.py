@@ -12,7 +12,8 @@ from qbvi.algorithm import Algorithm, Values
 from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.backends import Backend
-from qbvi.evaluate.on_device import DeviceFunction, Identity, settled, taken
+from qbvi.evaluate.on_device import DeviceFunction, Identity, taken
+from qbvi.evaluate.policy import replace_failed
 from qbvi.families import Family
 from qbvi.model import Model, Parameter
 from qbvi.random import Stream
@@ -142,7 +143,7 @@ class Core:
         theta = self.ask(state, inputs.key, inputs.t + i)
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
-        likelihood, ok = settled(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
+        likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
         values = self.values(theta, likelihood, ok, noise_sd * inputs.scale)
         state, told = self.tell(inputs.eta, state, theta, values)
         return state, Made(told, raw)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.evaluate.failures import Failure, full_name
+from qbvi.evaluate.failures import Failure, failure_of_value, full_name
 from qbvi.points import Points, copied, count, row, rows
 
 __all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "working_as"]
@@ -67,8 +67,8 @@ class Calls:
         start = time.perf_counter()
         try:
             # A copy: what the function does to its argument is its own affair.
-            value, sd = _value_and_sd(self.function(copied(point), *batch))
-            return _judged(number_of(value), number_of(sd), point, time.perf_counter() - start)
+            value, sd = map(number_of, _value_and_sd(self.function(copied(point), *batch)))
+            return Outcome(value, sd, failure_of_value(point, value, time.perf_counter() - start))
         except let_through:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -90,10 +90,8 @@ class Calls:
             return [Outcome(np.nan, 0.0, replace(failure, parameters=row(block, i))) for i in range(n)]
         seconds = time.perf_counter() - start
         outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
-        for i in np.flatnonzero(
-            ~np.isfinite(values)
-        ).tolist():  # few, where there are any: points are copied for these alone
-            outcomes[i] = _judged(outcomes[i].value, outcomes[i].noise_sd, row(block, i), seconds)
+        for i in np.flatnonzero(~np.isfinite(values)).tolist():  # only failures need a copy of their point
+            outcomes[i] = outcomes[i]._replace(failure=failure_of_value(row(block, i), outcomes[i].value, seconds))
         return outcomes
 
 
@@ -150,13 +148,6 @@ def _numeric(value: Any, name: str) -> Floats:
         msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
         raise ShapeError(msg)
     return array.astype(np.float64)
-
-
-def _judged(value: float, noise_sd: float, point: Any, seconds: float) -> Outcome:
-    if np.isfinite(value):
-        return Outcome(value, noise_sd, None)
-    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
-    return Outcome(value, noise_sd, Failure(point, kind, f"returned {value}", seconds=seconds))
 
 
 def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
