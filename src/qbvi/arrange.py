@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.distributions import Distribution
-from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, Product, product
+from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, product
 from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
 from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers
@@ -89,7 +89,7 @@ class KnownPrior:
         quadratic = self._model.quadratic_prior()
         if isinstance(self._family, GaussianFamily):
             return self._family.embed(quadratic.linear, quadratic.precision)
-        parts = [self._embed_factor(factor, columns) for factor, columns in _parts(self._family)]
+        parts = [self._embed_factor(factor, columns) for factor, columns in self._family.independent_parts]
         return None if any(part is None for part in parts) else np.concatenate([p for p in parts if p is not None])
 
     def _embed_factor(self, factor: Family, columns: Sequence[int]) -> Floats | None:
@@ -114,7 +114,7 @@ class KnownPrior:
         return sum(
             (
                 factor.log_base(u[:, list(columns)])
-                for factor, columns in _parts(self._family)
+                for factor, columns in self._family.independent_parts
                 if not isinstance(factor, GaussianFamily) and starts.get(columns[0]) not in self._taken
             ),
             start=0.0 * u[:, 0],
@@ -255,10 +255,3 @@ def _check_gaussian(priors: Mapping[str, Distribution], names: set[str]) -> None
                 f"family={{{name!r}: {law_name(priors[name].law or 'bernoulli')!r}}}"
             )
             raise ValueError(msg)
-
-
-def _parts(family: Family) -> list[tuple[Family, tuple[int, ...]]]:
-    """Factors of a family and their columns; a family that is no product is its own only one."""
-    if isinstance(family, Product):
-        return list(zip(family.factors, family.columns, strict=True))
-    return [(family, tuple(range(family.dim)))]

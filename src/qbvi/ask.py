@@ -25,11 +25,12 @@ from qbvi.checkpoint import (
     write_saved,
 )
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
-from qbvi.evaluate.calls import Calls, ShapeError, row, rows
-from qbvi.evaluate.failures import treatment_of
+from qbvi.evaluate.calls import Calls, ShapeError
+from qbvi.evaluate.policy import treatment_of
 from qbvi.families import Family
 from qbvi.methods import choose_budget, choose_method
 from qbvi.model import Model
+from qbvi.points import row, rows
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit

@@ -15,7 +15,8 @@ from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.backends import Backend
 from qbvi.evaluate import Evaluations
-from qbvi.evaluate.on_device import DeviceFunction, Identity, settled, taken
+from qbvi.evaluate.on_device import DeviceFunction, Identity, taken
+from qbvi.evaluate.policy import replace_failed
 from qbvi.families import Family
 from qbvi.model import Model, Parameter
 from qbvi.protocol import Algorithm, Info, Values
@@ -138,7 +139,7 @@ class Core:
         theta = self.ask(state, inputs.key, inputs.t + i)
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
-        likelihood, ok = settled(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
+        likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
         values = self.values(theta, likelihood, ok, noise_sd * inputs.scale)
         state, iteration = self.tell(inputs.eta, state, theta, values)
         return state, iteration, raw
@@ -236,5 +237,5 @@ class Engine:
 def _prior_key(parameter: Parameter) -> tuple[Any, ...]:
     """A prior by its numbers, or as the same object where it holds a function."""
     spec = json.dumps(parameter.distribution.to_spec(), sort_keys=True, default=repr)
-    own = id(parameter.distribution) if '"user_defined": true' in spec else None
+    own = id(parameter.distribution) if parameter.distribution.holds_code else None
     return parameter.name, parameter.is_native, spec, own

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.naming import pick
+from qbvi.points import items
 from qbvi.results import Fit
 
 __all__ = ["to_arviz"]
@@ -63,8 +64,7 @@ def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:
 
 
 def _one_chain(values: Any) -> dict[str, NDArray[np.float64]]:
-    named = values if isinstance(values, dict) else {"theta": values}
-    return {name: np.asarray(array)[None] for name, array in named.items()}
+    return {name: np.asarray(array)[None] for name, array in items(values, unnamed="theta")}
 
 
 def _attributes(fit: Fit) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import importlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
@@ -26,9 +26,9 @@ from qbvi.families import (
     Gaussian,
     GaussianProduct,
     NegativeBinomial,
-    Product,
 )
 from qbvi.model import Model
+from qbvi.points import mapped
 from qbvi.random import Independent, Sobol
 from qbvi.stopping import StopKind
 from qbvi.supports import Elementwise, Interval, Real
@@ -323,11 +323,11 @@ class Fit:
     @property
     def factors(self) -> dict[str, Distribution]:
         """The posterior law of every parameter that has one of its own, as a distribution: ``InverseGamma(alpha=..., beta=...)``."""
-        parts = zip(*_factors_of(self.family, self.q), strict=True)
+        parts = zip(self.family.independent_parts, self.family.members(self.q), strict=True)
         starts = {block.columns.start: block for block in self.blocks if block.is_native}
         return {
             starts[columns[0]].name: _as_distribution(factor, q, starts[columns[0]].shape)
-            for factor, columns, q in parts
+            for (factor, columns), q in parts
             if columns[0] in starts
         }
 
@@ -438,7 +438,7 @@ class Fit:
         float or array (n,)
             Minus infinity outside of the support.
         """
-        values = theta if batched else _map(lambda value: np.asarray(value)[None], theta)
+        values = theta if batched else mapped(lambda value: np.asarray(value)[None], theta)
         log_q = self._log_prob(values)
         return log_q if batched else float(log_q[0])
 
@@ -577,7 +577,7 @@ class Fit:
 
     def _structured(self, flat: Floats) -> Structure:
         """Give entries (p,) the structure of the prior."""
-        return _map(lambda value: value[0], self.model.unflatten(flat[None].copy()))
+        return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
 
     def _log_prob(self, values: Structure) -> Floats:
         try:
@@ -588,7 +588,7 @@ class Fit:
                 raise
             log_q = np.full(inside.shape, -np.inf)
             if inside.any():
-                log_q[inside] = self._log_prob(_map(lambda value: np.asarray(value)[inside], values))
+                log_q[inside] = self._log_prob(mapped(lambda value: np.asarray(value)[inside], values))
             return log_q
         return to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
 
@@ -687,12 +687,6 @@ class Summary:
         return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
 
 
-def _map(function: Callable[[Any], Any], structure: Structure) -> Structure:
-    if isinstance(structure, Mapping):
-        return {name: function(value) for name, value in structure.items()}
-    return function(structure)
-
-
 def _matched_normals(n: int, d: int) -> Floats:
     """Fixed quasi-random normals (n, d) whose sample mean is 0 and, where n allows, whose sample covariance is I."""
     rng = np.random.default_rng(20240229)
@@ -702,12 +696,6 @@ def _matched_normals(n: int, d: int) -> Floats:
         return z
     factor = np.linalg.cholesky(z.T @ z / n)
     return to_numpy(np.linalg.solve(factor, z.T).T)
-
-
-def _factors_of(family: Family, q: Floats) -> tuple[list[Family], list[tuple[int, ...]], list[Floats]]:
-    if isinstance(family, Product):
-        return list(family.factors), list(family.columns), family.members(q)
-    return [family], [tuple(range(family.dim))], [q]
 
 
 def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
@@ -725,8 +713,7 @@ def _describe(family: Family) -> str:
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
-    factors = family.factors if isinstance(family, Product) else (family,)
-    return f"{family.dim} dimensions, " + " x ".join(type(factor).__name__ for factor in factors)
+    return f"{family.dim} dimensions, " + " x ".join(type(part.family).__name__ for part in family.independent_parts)
 
 
 def _account(report: Report) -> list[str]:

@@ -21,6 +21,7 @@ from qbvi.diagnostics import pareto_khat
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations, Failure
 from qbvi.families import Family
 from qbvi.model import Model
+from qbvi.points import count, items
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm, Values
 from qbvi.results import Fit, Report, Trace
@@ -74,13 +75,13 @@ class Request:
     @property
     def size(self) -> int:
         """Number of points."""
-        return len(next(iter(self.points.values())) if isinstance(self.points, dict) else self.points)
+        return count(self.points)
 
     @cached_property
     def digest(self) -> bytes:
         """A name for these points: the same only where all are equal to the last bit."""
         digest = hashlib.blake2b(digest_size=16)
-        for name, array in self.points.items() if isinstance(self.points, dict) else [("", self.points)]:
+        for name, array in items(self.points):
             digest.update(name.encode())
             digest.update(np.ascontiguousarray(array, dtype=np.float64).data)
         return digest.digest()

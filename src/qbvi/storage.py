@@ -14,6 +14,7 @@ from qbvi.archive import Arrays, PathLike
 from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
+from qbvi.points import mapped, row
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import StopKind
 from qbvi.supports import UserDefinedError
@@ -124,7 +125,7 @@ def _header(fit: Fit) -> dict[str, Any]:
 
 
 def _arrays(fit: Fit) -> Arrays:
-    where = [fit.model.flatten(_leading_axis(failure.parameters)) for failure in fit.failures]
+    where = [fit.model.flatten(mapped(_with_leading_axis, failure.parameters)) for failure in fit.failures]
     return {
         "q": fit.q,
         "numbers": np.array([getattr(fit.report, name) for name in _NUMBERS]),
@@ -164,9 +165,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
 
 
 def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
-    where, seconds = arrays["failure_parameters"], arrays["failure_seconds"].tolist()
+    where, seconds = model.unflatten(arrays["failure_parameters"]), arrays["failure_seconds"].tolist()
     words = [said | {"types": tuple(said.get("types", ()))} for said in words]  # JSON knows lists only
-    points = [_without_leading_axis(model.unflatten(row[None])) for row in where]
+    points = [row(where, i) for i in range(len(seconds))]
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 
 
@@ -188,14 +189,8 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Family:
     return family
 
 
-def _leading_axis(point: Any) -> Any:
-    if isinstance(point, Mapping):
-        return {name: np.asarray(value, dtype=np.float64)[None] for name, value in point.items()}
-    return np.asarray(point, dtype=np.float64)[None]
-
-
-def _without_leading_axis(values: Any) -> Any:
-    return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]
+def _with_leading_axis(array: Any) -> Any:
+    return np.asarray(array, dtype=np.float64)[None]
 
 
 def _not_ours(path: PathLike) -> str:

@@ -49,6 +49,7 @@ class Support(ABC):
     """A set of constrained values, as the image of R^k under a smooth one-to-one map."""
 
     is_discrete: ClassVar[bool] = False
+    holds_code: ClassVar[bool] = False  # whether it holds functions of the user's, which `to_spec` cannot describe
 
     @abstractmethod
     def unconstrained_size(self, shape: Shape) -> int:
@@ -522,6 +523,8 @@ class Bijection(Support):
     >>> garch.constrain(np.array([[-2.0, 3.0, 2.0]]), (3,)).round(3)
     array([[0.119, 0.114, 0.839]])
     """
+
+    holds_code = True
 
     forward: Function
     inverse: Function | None

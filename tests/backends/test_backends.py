@@ -15,7 +15,8 @@ import qbvi.run
 from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
 from qbvi.chunks import CompiledSteps
-from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity, settled
+from qbvi.evaluate.on_device import DeviceBox, DeviceFunction, Identity
+from qbvi.evaluate.policy import replace_failed
 
 pytestmark = pytest.mark.backends
 
@@ -414,7 +415,7 @@ def test_settling_without_branches_is_settling(policy, failed, xp):
     values[failed] = np.nan
     box = BlackBox(lambda x: x[:, 0], vectorized=True, on_failure=policy)
     expected = box(values[:, None])
-    filled, ok = settled(policy, xp.asarray(values), xp.isfinite(xp.asarray(values)))
+    filled, ok = replace_failed(policy, xp.asarray(values), xp.isfinite(xp.asarray(values)))
     np.testing.assert_allclose(np.asarray(filled), expected.values)
     np.testing.assert_array_equal(np.asarray(ok), expected.ok)
 

@@ -39,6 +39,7 @@ from qbvi.families import (
     InverseWishart,
     NegativeBinomial,
     Poisson,
+    Product,
     Wishart,
 )
 from qbvi.families.gamma import gamma_quantile, log_gamma_quantile
@@ -780,3 +781,21 @@ def test_moments_of_heavy_tails_are_not_numbers():
     q = family.member({"df": 4.0, "scale": np.eye(2)})
     np.testing.assert_allclose(family.mean(q), [1, 0, 0, 1])
     assert np.all(family.sd(q) == np.inf)
+
+
+def test_log_densities_of_the_independent_parts_add_up(host_case, rng):
+    family, q = host_case
+    parts, members = family.independent_parts, family.members(q)
+    theta = draws(family, q, rng, np, 20)
+    total = sum(
+        part.family.log_prob(member, theta[:, list(part.columns)]) for part, member in zip(parts, members, strict=True)
+    )
+    np.testing.assert_allclose(total, family.log_prob(q, theta), rtol=1e-12, atol=1e-12)  # rounding of a sum
+    assert sorted(c for part in parts for c in part.columns) == list(range(family.dim))
+
+
+def test_a_product_of_gaussians_is_one_part_and_any_other_product_is_its_factors():
+    blocks = GaussianProduct((Gaussian(1), Gaussian(1)), ((0,), (1,)))
+    mixed = Product((Gaussian(2), Gamma()), ((0, 2), (1,)))
+    assert blocks.independent_parts == ((blocks, (0, 1)),)
+    assert mixed.independent_parts == ((Gaussian(2), (0, 2)), (Gamma(), (1,)))

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array, array_namespace
+from qbvi.points import count, sliced
 
-__all__ = ["Backend", "BackendError", "count", "leaves", "mapped_tree", "sliced"]
+__all__ = ["Backend", "BackendError", "leaves", "mapped_tree"]
 
 Tree = Any  # arrays in tuples, named tuples, lists and dicts
 
@@ -201,16 +202,6 @@ def leaves(tree: Tree) -> Iterable[Any]:
     found: list[Any] = []
     mapped_tree(found.append, tree)
     return found
-
-
-def count(points: Any) -> int:
-    """Number of stacked points."""
-    return int((next(iter(points.values())) if isinstance(points, dict) else points).shape[0])
-
-
-def sliced(points: Any, start: int, stop: int) -> Any:
-    """Points ``start`` to ``stop`` of stacked ones."""
-    return mapped_tree(lambda array: array[start:stop, ...], points)
 
 
 def host_memory() -> float:

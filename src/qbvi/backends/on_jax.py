@@ -16,7 +16,8 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, BackendError, count, host_memory, mapped_tree, sliced
+from qbvi.backends.base import Backend, BackendError, host_memory
+from qbvi.points import count, mapped, sliced
 
 __all__ = ["OnJax"]
 
@@ -86,7 +87,7 @@ class OnJax(Backend):
         """``lax.map`` over whole blocks, and a call for the rest."""
         n = count(points)
         whole = n // block * block
-        stacked = mapped_tree(lambda x: jnp.reshape(x[:whole], (whole // block, block, *x.shape[1:])), points)
+        stacked = mapped(lambda x: jnp.reshape(x[:whole], (whole // block, block, *x.shape[1:])), points)
         parts = [jnp.reshape(part, (whole,)) for part in jax.lax.map(function, stacked)]
         if whole == n:
             return tuple(parts)

@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qbvi.arrays import Array
-from qbvi.backends.base import BackendError, count, leaves, mapped_tree
+from qbvi.backends.base import BackendError, leaves, mapped_tree
 from qbvi.backends.on_jax import OnJax, active_on
+from qbvi.points import count, mapped
 
 __all__ = ["OnMesh"]
 
@@ -79,7 +80,7 @@ class OnMesh(OnJax):
     def shared(self, points: Any, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """Each device's share of the points, of which the last is repeated until shares are equal, and of the rows."""
         missing = -count(points) % self._shares("draws")
-        points = mapped_tree(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], missing, axis=0)]), points)
+        points = mapped(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], missing, axis=0)]), points)
         if self._shares("data") > 1:
             if not batch:
                 msg = "`device` shares data, but `fit` has none: pass `data`; arrays that the function holds itself are on every device"

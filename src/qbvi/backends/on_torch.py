@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, count, host_memory, mapped_tree, sliced
+from qbvi.backends.base import Backend, host_memory
+from qbvi.points import count, mapped, sliced
 
 __all__ = ["OnTorch"]
 
@@ -78,7 +79,7 @@ class OnTorch(Backend):
             return 0.0
         made = []
         for n in (1, 2):
-            own = mapped_tree(torch.clone, sliced(points, 0, n))  # the function may overwrite what it is given
+            own = mapped(torch.clone, sliced(points, 0, n))  # the function may overwrite what it is given
             with _Made() as one:
                 function(own, batch)
             made.append(one.bytes)

@@ -15,6 +15,7 @@ from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.families.base import GaussianFamily
 from qbvi.model import Model
+from qbvi.points import count, mapped, row, stacked
 from qbvi.protocol import Info, Values
 from qbvi.updates import LearningRate
 
@@ -193,11 +194,9 @@ def _called(method: CGVB, model: Model, points: Any) -> Floats:
     if method.vectorized:
         returned = gradient(points)
     else:
-        n = len(next(iter(points.values())) if isinstance(points, dict) else points)
-        one_by_one = [gradient(_point(points, i)) for i in range(n)]
-        returned = _stacked(one_by_one)
+        returned = stacked([gradient(row(points, i)) for i in range(count(points))])
     try:
-        flat = to_numpy(model.flatten(_as_arrays(returned)))
+        flat = to_numpy(model.flatten(mapped(lambda value: np.asarray(value, dtype=np.float64), returned)))
     except (TypeError, ValueError, IndexError) as error:
         msg = f"`gradient` must return the structure of the parameters, {', '.join(model.labels[:4])} ..., got {returned!r}"
         raise ValueError(msg) from error
@@ -225,19 +224,3 @@ def _prior_slopes(model: Model, u: Floats) -> Floats:
         for side in (1, -1)
     )
     return np.asarray(quadratic + (ahead - behind) / (2 * _TINY))
-
-
-def _point(points: Any, i: int) -> Any:
-    return {name: value[i] for name, value in points.items()} if isinstance(points, dict) else points[i]
-
-
-def _stacked(returned: list[Any]) -> Any:
-    if isinstance(returned[0], dict):
-        return {name: np.stack([np.asarray(one[name]) for one in returned]) for name in returned[0]}
-    return np.stack([np.asarray(one) for one in returned])
-
-
-def _as_arrays(returned: Any) -> Any:
-    if isinstance(returned, dict):
-        return {name: np.asarray(value, dtype=np.float64) for name, value in returned.items()}
-    return np.asarray(returned, dtype=np.float64)

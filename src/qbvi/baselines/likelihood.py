@@ -12,9 +12,10 @@ from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
 from qbvi.arrays import to_numpy
-from qbvi.baselines.tables import first, side_by_side, table
+from qbvi.baselines.tables import side_by_side, table
 from qbvi.evaluate import BlackBox
 from qbvi.model import Model
+from qbvi.points import row
 
 __all__ = ["MaximumLikelihood", "maximum_likelihood"]
 
@@ -103,8 +104,8 @@ def maximum_likelihood(
     values = model.constrain(peak.u[None])
     errors = model.unflatten(np.sqrt(np.diag(cov))[None])
     return MaximumLikelihood(
-        estimate=first(values),
-        sd=first(errors),
+        estimate=row(values, 0),
+        sd=row(errors, 0),
         cov=cov,
         log_likelihood=float(climb(peak.u[None])[0]),
         labels=tuple(model.labels),

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import to_numpy
-from qbvi.baselines.tables import first, side_by_side, table
+from qbvi.baselines.tables import side_by_side, table
 from qbvi.evaluate import BlackBox
 from qbvi.model import Model
+from qbvi.points import row
 
 __all__ = ["Chains", "mcmc"]
 
@@ -130,8 +131,8 @@ def _chains(model: Model, sampler: Any, n_evals: int, seed: int | None) -> Chain
     by_walker = flat.reshape(*u.shape[:2], -1)
     return Chains(
         draws=draws,
-        mean=first(model.unflatten(moments[:1])),
-        sd=first(model.unflatten(moments[1:])),
+        mean=row(model.unflatten(moments), 0),
+        sd=row(model.unflatten(moments), 1),
         labels=tuple(model.labels),
         acceptance=float(np.mean(sampler.acceptance_fraction)),
         ess=np.asarray(stats.ess(by_walker, chain_axis=0, draw_axis=1)),

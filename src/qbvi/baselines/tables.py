@@ -8,14 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["first", "side_by_side", "table"]
+from qbvi.points import items
+
+__all__ = ["side_by_side", "table"]
 
 Floats = NDArray[np.float64]
-
-
-def first(values: Any) -> Any:
-    """The first of points stacked along an axis, in their structure."""
-    return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]
 
 
 def side_by_side(point: Any) -> Floats:
@@ -26,8 +23,7 @@ def side_by_side(point: Any) -> Floats:
     >>> side_by_side({"a": np.array([1.0, 2.0]), "b": np.array(3.0)})
     array([1., 2., 3.])
     """
-    parts = point.values() if isinstance(point, dict) else [point]
-    return np.concatenate([np.ravel(part) for part in parts])
+    return np.concatenate([np.ravel(array) for _, array in items(point)])
 
 
 def table(head: str, labels: Sequence[str], columns: dict[str, Floats]) -> str:

@@ -24,7 +24,7 @@ from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.evaluate import Evaluations, Outcome
 from qbvi.evaluate.calls import blocks_of
-from qbvi.evaluate.failures import treatment_of
+from qbvi.evaluate.policy import treatment_of
 from qbvi.families import Family
 from qbvi.naming import pick
 from qbvi.run import Request, Run, Snapshot, Unconstrained

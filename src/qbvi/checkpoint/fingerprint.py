@@ -18,6 +18,8 @@ import numpy as np
 from array_api_compat import is_torch_array
 
 from qbvi.arrays import to_numpy
+from qbvi.distributions import Distribution
+from qbvi.supports import Support
 
 __all__ = ["Fingerprint", "fingerprint"]
 
@@ -160,9 +162,8 @@ class _Walk:
 
     def _object(self, value: Any, depth: int) -> Iterator[str]:
         """An object is its class and its attributes; a callable one also the code of its call."""
-        spec = value.to_spec() if hasattr(value, "to_spec") else None
-        if spec is not None and "user_defined" not in str(spec):
-            yield self._digest(spec, depth)
+        if isinstance(value, Distribution | Support) and not value.holds_code:
+            yield self._digest(value.to_spec(), depth)
             return
         if type(value).__module__.startswith("scipy.stats"):
             yield self._digest(_of_scipy(value), depth)

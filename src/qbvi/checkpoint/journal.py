@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from qbvi.evaluate import Failure, Outcome
-from qbvi.evaluate.calls import row
+from qbvi.points import row
 from qbvi.run import Request
 
 try:

@@ -58,6 +58,11 @@ class Distribution(ABC):
         """Whether `sample` works: not for improper priors and bare log-densities."""
         return False
 
+    @property
+    def holds_code(self) -> bool:
+        """Whether it holds functions of the user's, which `to_spec` cannot describe: True unless a class says otherwise."""
+        return True
+
     @abstractmethod
     def log_prob(self, x: Array) -> Array:
         """Log-density on the constrained scale: ``(n, *shape)`` -> (n,)."""
@@ -160,6 +165,7 @@ class Parametric(Distribution):
     """
 
     support: Elementwise
+    holds_code = False
 
     def __init__(
         self,

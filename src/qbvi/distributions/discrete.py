@@ -193,6 +193,8 @@ class Categorical(Discrete):
     ((), WholeNumbers(low=0.0, high=2.0))
     """
 
+    holds_code = False
+
     def __init__(self, probs: ArrayLike, shape: int | Shape | None = None) -> None:
         self.probs = finite_numbers("probs", probs)
         _check_simplex(self.probs)

@@ -103,9 +103,14 @@ class SciPyPrior(Distribution):
         """Location and scale on the unconstrained scale, each (k,)."""
         return self._parts.initial()
 
+    @property
+    def holds_code(self) -> bool:
+        """False for the distributions of ``scipy.stats`` that have a name and parameters."""
+        return not _is_described_by_name(self.frozen) and self._parts.holds_code
+
     def to_spec(self) -> Spec:
         """Name and parameters of a distribution of ``scipy.stats``; of others what plain data can say."""
-        if not isinstance(self.frozen, _FROZEN) or not _is_scipys_own(self.frozen.dist):
+        if not _is_described_by_name(self.frozen):
             return self._parts.to_spec()
         parameters = {name: np.asarray(value).tolist() for name, value in _named_parameters(self.frozen).items()}
         return {
@@ -235,7 +240,7 @@ def _parts(frozen: Any, shape: Shape | None) -> Distribution:
 def _closed_form(frozen: Any, shape: Shape) -> Distribution | None:
     if type(frozen) is getattr(stats, "Normal", None) or type(frozen).__name__ == "StandardNormal":
         return Normal(frozen.mean(), frozen.standard_deviation(), shape)
-    if not isinstance(frozen, _FROZEN) or not _is_scipys_own(frozen.dist):
+    if not _is_described_by_name(frozen):
         return None
     parameters = _named_parameters(frozen)
     loc, scale = (np.asarray(parameters.pop(name), dtype=np.float64) for name in ("loc", "scale"))
@@ -317,6 +322,11 @@ def _named_parameters(frozen: Any) -> dict[str, Any]:
     names = [*own, "loc"] if isinstance(frozen, _FROZEN_DISCRETE) else [*own, "loc", "scale"]
     given = dict(zip(names, frozen.args, strict=False)) | frozen.kwds
     return {name: given.get(name, float(name == "scale")) for name in names}
+
+
+def _is_described_by_name(frozen: Any) -> bool:
+    """Whether the name of a distribution in ``scipy.stats`` and its parameters are all there is to know."""
+    return isinstance(frozen, _FROZEN) and _is_scipys_own(frozen.dist)
 
 
 def _is_scipys_own(distribution: Any) -> bool:

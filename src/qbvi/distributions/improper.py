@@ -36,6 +36,11 @@ class Flat(Distribution):
     def __init__(self, shape: int | Shape, support: Support | None = None) -> None:
         self.shape, self.support = _placed(shape, support)
 
+    @property
+    def holds_code(self) -> bool:
+        """Whether the support holds functions of the user's."""
+        return self.support.holds_code
+
     def log_prob(self, x: Array) -> Array:
         """Zero for every value: ``(n, *shape)`` -> (n,)."""
         return array_namespace(x).zeros_like(x[(slice(None), *(0 for _ in self.shape))])
@@ -196,6 +201,11 @@ class Transformed(Distribution):
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Those of ``base``."""
         return self.base.initial()
+
+    @property
+    def holds_code(self) -> bool:
+        """Whether the base or the map holds functions of the user's."""
+        return self.base.holds_code or self.support.holds_code
 
     def to_spec(self) -> Spec:
         """Describe the base, the map and the shape by plain data."""

@@ -43,6 +43,7 @@ class Dirichlet(Distribution):
     """
 
     support: Simplex
+    holds_code = False
 
     def __init__(self, concentration: ArrayLike, shape: int | Shape | None = None) -> None:
         self._given = finite_numbers("concentration", concentration)
@@ -108,6 +109,7 @@ class MatrixPrior(Distribution):
     """
 
     support: PositiveDefinite
+    holds_code = False
 
     def __init__(self, df: ArrayLike, scale: ArrayLike, shape: int | Shape | None = None) -> None:
         self.df, self.scale = finite_numbers("df", df), check_definite("scale", scale)

@@ -84,6 +84,8 @@ class MultivariateNormal(Distribution):
     (2,)
     """
 
+    holds_code = False
+
     def __init__(self, mean: ArrayLike, cov: ArrayLike) -> None:
         self.cov = _covariance(cov)
         self.shape = (len(self.cov),)

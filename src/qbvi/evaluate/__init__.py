@@ -3,8 +3,9 @@
 from qbvi.evaluate.batches import Batches
 from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
 from qbvi.evaluate.calls import Outcome
-from qbvi.evaluate.failures import Failure, OnFailure
+from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost, clear_cache
+from qbvi.evaluate.policy import OnFailure
 from qbvi.evaluate.sharded import ShardedLikelihood
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Batches", "WithData", "n_rows_of", "rows_of"]
+__all__ = ["Batches", "WithData", "mapped_parts", "n_rows_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -114,19 +114,31 @@ def n_rows_of(data: Any) -> int:
 
 def rows_of(data: Any, rows: NDArray[np.int64]) -> Any:
     """Some rows of an array, a pandas object, or a tuple, list or dict of them."""
+    return mapped_parts(lambda part: _take_part(part, rows), data)
+
+
+def mapped_parts(function: Callable[[Any], Any], data: Any) -> Any:
+    """Apply a function to the user's data, or to every part of a tuple, list or dict of data.
+
+    Examples
+    --------
+    >>> mapped_parts(len, ([1.0, 2.0], [3.0])), mapped_parts(len, [1.0, 2.0])
+    ((2, 1), 2)
+    """
     if isinstance(data, dict):
-        return {name: _take_part(part, rows) for name, part in data.items()}
-    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
-        return type(data)(_take_part(part, rows) for part in data)
-    return _take_part(data, rows)
+        return {name: function(part) for name, part in data.items()}
+    return type(data)(map(function, data)) if _is_several(data) else function(data)
 
 
 def _parts(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return list(data.values())
-    if isinstance(data, tuple | list) and data and hasattr(data[0], "__len__"):
-        return list(data)
-    return [data]
+    return list(data) if _is_several(data) else [data]
+
+
+def _is_several(data: Any) -> bool:
+    """Whether a tuple or list holds several arrays, rather than the numbers of one."""
+    return isinstance(data, tuple | list) and len(data) > 0 and hasattr(data[0], "__len__")
 
 
 def _take_part(part: Any, rows: NDArray[np.int64]) -> Any:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.evaluate.calls import Calls, Outcome, Points, ShapeError, blocks_of, count, number_of, rows
-from qbvi.evaluate.failures import Failure, OnFailure, check_on_failure, treatment_of
+from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
+from qbvi.evaluate.failures import Failure
+from qbvi.evaluate.policy import OnFailure, check_on_failure, excluded_value, floor_value, treatment_of
+from qbvi.points import Points, count, is_named, items, rows
 
 __all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
 
@@ -126,7 +128,7 @@ class BlackBox:
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        return self._settle(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
+        return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
     def _evaluated(
         self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
@@ -159,7 +161,7 @@ class BlackBox:
         blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
         return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
 
-    def _settle(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
+    def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
         if not failures:
             return evaluated
         values, ok, noise_sd = evaluated
@@ -174,10 +176,9 @@ class BlackBox:
         if not ok.any():  # nothing to fill in from: the method looks elsewhere, and `Run` gives up in the end
             return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
-        spread = max(float(np.ptp(values[ok])), 1.0)
-        # An excluded point takes the others' mean: it pulls nowhere and stays in the denominator.
-        filled = np.where(ok, values, values[ok].mean())
-        filled[floored] = values[ok].min() - spread
+        fine = values[ok], ok[ok]
+        filled = np.where(ok, values, excluded_value(*fine))
+        filled[floored] = floor_value(*fine)
         ok[floored] = True
         return Evaluations(filled, ok, noise_sd)
 
@@ -221,8 +222,8 @@ def _was_lost(failure: Failure | None) -> bool:
 
 
 def _shapes(point: Any) -> str:
-    if isinstance(point, dict):
-        return "a dict of " + ", ".join(f"{name!r} of shape {np.shape(value)}" for name, value in point.items())
+    if is_named(point):
+        return "a dict of " + ", ".join(f"{name!r} of shape {np.shape(value)}" for name, value in items(point))
     return f"an array of shape {np.shape(point)}"
 
 

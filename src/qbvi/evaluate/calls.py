@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.evaluate.failures import Failure, full_name
+from qbvi.evaluate.failures import Failure, failure_of_value, full_name
+from qbvi.points import Points, copied, count, row, rows
 
-__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "copied", "count", "number_of", "row", "rows", "working_as"]
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "working_as"]
 
 Floats = NDArray[np.float64]
-Points = Any  # stacked along a first axis: one array, or a dict of arrays by name
 
 
 class Outcome(NamedTuple):
@@ -67,8 +67,8 @@ class Calls:
         start = time.perf_counter()
         try:
             # A copy: what the function does to its argument is its own affair.
-            value, sd = _value_and_sd(self.function(copied(point), *batch))
-            return _judged(number_of(value), number_of(sd), point, time.perf_counter() - start)
+            value, sd = map(number_of, _value_and_sd(self.function(copied(point), *batch)))
+            return Outcome(value, sd, failure_of_value(point, value, time.perf_counter() - start))
         except let_through:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -90,10 +90,8 @@ class Calls:
             return [Outcome(np.nan, 0.0, replace(failure, parameters=row(block, i))) for i in range(n)]
         seconds = time.perf_counter() - start
         outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
-        for i in np.flatnonzero(
-            ~np.isfinite(values)
-        ).tolist():  # few, where there are any: points are copied for these alone
-            outcomes[i] = _judged(outcomes[i].value, outcomes[i].noise_sd, row(block, i), seconds)
+        for i in np.flatnonzero(~np.isfinite(values)).tolist():  # only failures need a copy of their point
+            outcomes[i] = outcomes[i]._replace(failure=failure_of_value(row(block, i), outcomes[i].value, seconds))
         return outcomes
 
 
@@ -112,32 +110,6 @@ def blocks_of(n: int, vectorized: bool | int) -> list[range]:
 def working_as(worker: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
     """Write the worker's name into the failures."""
     return [o if o.failure is None else o._replace(failure=replace(o.failure, worker=worker)) for o in outcomes]
-
-
-def count(points: Points) -> int:
-    """Number of stacked points."""
-    return len(next(iter(points.values())) if isinstance(points, dict) else points)
-
-
-def row(points: Points, i: int) -> Any:
-    """Point ``i`` alone, as a copy."""
-    if isinstance(points, dict):
-        return {name: np.array(value[i])[()] for name, value in points.items()}
-    return np.array(points[i])[()]
-
-
-def rows(points: Points, chosen: Sequence[int]) -> Points:
-    """Some of the points, stacked, as a copy."""
-    if isinstance(points, dict):
-        return {name: np.asarray(value)[list(chosen)] for name, value in points.items()}
-    return np.asarray(points)[list(chosen)]
-
-
-def copied(points: Any) -> Any:
-    """A point, or stacked points, to be overwritten at will."""
-    if isinstance(points, dict):
-        return {name: np.array(value)[()] for name, value in points.items()}
-    return np.array(points)[()]
 
 
 def number_of(value: Any, name: str = "log_likelihood") -> float:
@@ -176,13 +148,6 @@ def _numeric(value: Any, name: str) -> Floats:
         msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
         raise ShapeError(msg)
     return array.astype(np.float64)
-
-
-def _judged(value: float, noise_sd: float, point: Any, seconds: float) -> Outcome:
-    if np.isfinite(value):
-        return Outcome(value, noise_sd, None)
-    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
-    return Outcome(value, noise_sd, Failure(point, kind, f"returned {value}", seconds=seconds))
 
 
 def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:

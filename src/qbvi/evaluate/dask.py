@@ -12,10 +12,11 @@ from typing import Any
 
 from distributed import Client, Future, KilledWorker, as_completed, get_worker
 
-from qbvi.evaluate.calls import Calls, Points, working_as
+from qbvi.evaluate.calls import Calls, working_as
 from qbvi.evaluate.executors import Delivery, Report, run_chunk
 from qbvi.evaluate.shipping import packed
 from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
+from qbvi.points import Points
 
 __all__ = ["LOST", "OnDask", "lost_of", "scattered"]
 

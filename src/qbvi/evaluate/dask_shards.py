@@ -10,10 +10,10 @@ from typing import Any
 import dask
 from distributed import Client, Future, get_client
 
-from qbvi.evaluate.calls import Points
 from qbvi.evaluate.dask import LOST, lost_of, scattered
 from qbvi.evaluate.sharded import PartFunction, Selection, value_on_part
 from qbvi.evaluate.shipping import packed
+from qbvi.points import Points
 
 __all__ = ["OnWorkers"]
 

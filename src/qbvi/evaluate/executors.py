@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from qbvi.evaluate.black_box import EvaluationError, Runner
-from qbvi.evaluate.calls import Calls, Outcome, Points, working_as
+from qbvi.evaluate.calls import Calls, Outcome, working_as
 from qbvi.evaluate.pool import Processes
 from qbvi.evaluate.shipping import packed
 from qbvi.evaluate.tasks import Ledger, Pace, Settled, Task, chunked
+from qbvi.points import Points
 
 __all__ = ["Delivery", "Executor", "Report", "open_runner", "run_chunk", "warn_if_nothing_to_share"]
 

@@ -1,17 +1,16 @@
-"""What is kept of a call that gave no usable number, and what is done about it."""
+"""The record of a call that gave no usable number."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.naming import pick
+from qbvi.points import items
 
-__all__ = ["KINDS", "Failure", "OnFailure", "Treatment", "check_on_failure", "treatment_of"]
+__all__ = ["KINDS", "Failure", "failure_of_value", "full_name"]
 
 KINDS = ("nan", "+inf", "-inf", "exception", "timeout", "died")
 
@@ -62,46 +61,18 @@ class Failure:
         return f"Failure({self.kind} after {self.seconds:.3g} s{by} at {_where(self.parameters)}: {self.message})"
 
 
-Treatment = str | Callable[[Failure], float]  # "raise", "exclude", "floor", or a function that gives a value instead
-OnFailure = Treatment | Mapping[str | type[BaseException], Treatment]
-
-_TREATMENTS = dict.fromkeys(("raise", "exclude", "floor"))
-
-
-def check_on_failure(on_failure: Any) -> None:
-    """Refuse what is no policy."""
-    if not isinstance(on_failure, Mapping):
-        _check_treatment(on_failure)
-        return
-    for key, treatment in on_failure.items():
-        if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, Exception)):
-            msg = (
-                f"`on_failure` must have kinds of failure ({', '.join(KINDS)}) or exception types as keys, got {key!r}"
-            )
-            raise TypeError(msg)
-        pick("on_failure", key, dict.fromkeys(KINDS))
-        _check_treatment(treatment)
-
-
-def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
-    """Look up what is to be done: one treatment for all, or by exception type (the closest base first), then by kind; else raise.
+def failure_of_value(point: Any, value: float, seconds: float = 0.0) -> Failure | None:
+    """The failure of a call that returned ``value`` at a point; None where the value is finite.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> failure = Failure(
-    ...     np.zeros(2), "exception", "ValueError: no root", types=("builtins.ValueError", "builtins.Exception")
-    ... )
-    >>> treatment_of(failure, {ValueError: "exclude", "nan": "floor"})
-    'exclude'
-    >>> treatment_of(failure, {"nan": "floor"})
-    'raise'
+    >>> failure_of_value(np.array(0.5), float("-inf"))
+    Failure(-inf after 0 s at 0.5: returned -inf)
     """
-    if not isinstance(on_failure, Mapping):
-        return on_failure
-    by_type = {full_name(key): treatment for key, treatment in on_failure.items() if isinstance(key, type)}
-    listed = [by_type[name] for name in failure.types if name in by_type]
-    return listed[0] if listed else on_failure.get(failure.kind, "raise")
+    if np.isfinite(value):
+        return None
+    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
+    return Failure(point, kind, f"returned {value}", seconds=seconds)
 
 
 def full_name(error: type[BaseException]) -> str:
@@ -109,20 +80,8 @@ def full_name(error: type[BaseException]) -> str:
     return f"{error.__module__}.{error.__qualname__}"
 
 
-def _check_treatment(treatment: Any) -> None:
-    if not (isinstance(treatment, str) or callable(treatment)):
-        msg = (
-            "`on_failure` must be 'raise', 'exclude', 'floor', a function, or a dict of these by kind of failure "
-            f"({', '.join(KINDS)}) or exception type, got {treatment!r}"
-        )
-        raise TypeError(msg)
-    pick("on_failure", treatment, _TREATMENTS)
-
-
 def _where(parameters: Any) -> str:
-    if isinstance(parameters, dict):
-        return ", ".join(f"{name}={_short(value)}" for name, value in parameters.items())
-    return _short(parameters)
+    return ", ".join(f"{name}={_short(value)}" if name else _short(value) for name, value in items(parameters))
 
 
 def _short(value: Any) -> str:

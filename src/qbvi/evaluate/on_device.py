@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array, array_namespace
 from qbvi.backends import HOST, Backend, BackendError, forget_compiled
-from qbvi.backends.base import count, leaves, mapped_tree
-from qbvi.evaluate.batches import Batches
+from qbvi.backends.base import leaves, mapped_tree
+from qbvi.evaluate.batches import Batches, mapped_parts
 from qbvi.evaluate.black_box import BlackBox, Evaluations, warn_if_not_a_log
-from qbvi.evaluate.calls import Outcome, Points, ShapeError, row
-from qbvi.evaluate.failures import Failure
+from qbvi.evaluate.calls import Outcome, ShapeError
+from qbvi.evaluate.failures import Failure, failure_of_value
+from qbvi.evaluate.policy import replace_failed
+from qbvi.points import Points, count, mapped, row
 
-__all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "clear_cache", "settled"]
+__all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity", "clear_cache"]
 
 
 class Identity:
@@ -107,29 +109,6 @@ class DeviceFunction:
         return xp.astype(value, getattr(xp, self.backend.dtype))
 
 
-def settled(policy: str, values: Array, ok: Array) -> tuple[Array, Array]:
-    """Values (n,) with those of failed points replaced as ``on_failure`` says, and which are then fine: as `BlackBox` does, without a branch.
-
-    Examples
-    --------
-    >>> settled("floor", np.array([-1.0, np.nan, -3.0]), np.array([True, False, True]))
-    (array([-1., -5., -3.]), array([ True,  True,  True]))
-    """
-    xp = array_namespace(values)
-    if policy == "raise":
-        return values, ok
-    number = xp.sum(xp.astype(ok, values.dtype))
-    if policy == "exclude":  # an excluded point takes the others' mean: it pulls nowhere and stays in the denominator
-        total, one = xp.sum(xp.where(ok, values, xp.zeros_like(values))), xp.ones_like(number)
-        filled, fine = total / xp.maximum(number, one), ok
-    else:
-        infinite = xp.full_like(values, xp.inf)
-        low, high = xp.min(xp.where(ok, values, infinite)), xp.max(xp.where(ok, values, -infinite))
-        filled, fine = low - xp.maximum(high - low, xp.ones_like(low)), ok | (number > 0)
-    # Where none is fine there is nothing to fill in from.
-    return xp.where(ok, values, xp.where(number > 0, filled, xp.full_like(filled, xp.nan))), fine
-
-
 @dataclass
 class DeviceBox(BlackBox):
     """A `BlackBox` whose points and values stay on a backend; failures alone are brought to the host, to be named."""
@@ -172,17 +151,17 @@ class DeviceBox(BlackBox):
         raw, noise_sd = self.raw(points, batch)
         xp = array_namespace(raw)
         values, ok = raw * scale, xp.isfinite(raw)
-        told = self.backend.to_host(raw)
-        self.count(told)
-        if np.isfinite(told).all():
+        on_host = self.backend.to_host(raw)
+        self.count(on_host)
+        if np.isfinite(on_host).all():
             return Evaluations(values, ok, noise_sd * scale)
-        failures = self.name(points, told)
+        failures = self.name(points, on_host)
         if not isinstance(self.on_failure, str):
-            evaluated = Evaluations(told * scale, np.isfinite(told), self.backend.to_host(noise_sd) * scale)
-            on_host = self._settle(evaluated, failures, scale)
-            return Evaluations(*(self.backend.asarray(part) for part in on_host))
-        self.note(failures, np.isfinite(told))
-        return Evaluations(*settled(self.on_failure, values, ok), noise_sd * scale)
+            evaluated = Evaluations(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
+            replaced = self._replace_failed(evaluated, failures, scale)
+            return Evaluations(*(self.backend.asarray(part) for part in replaced))
+        self.note(failures, np.isfinite(on_host))
+        return Evaluations(*replace_failed(self.on_failure, values, ok), noise_sd * scale)
 
     def count(self, raw: NDArray[Any]) -> None:
         """Count the evaluations of a step, and look at the first ones."""
@@ -193,7 +172,8 @@ class DeviceBox(BlackBox):
     def name(self, points: Any, raw: NDArray[Any]) -> dict[int, Failure]:
         """The failures among n points, by row."""
         host = self.backend.fetch(points)
-        return {int(i): _failure(row(host, int(i)), float(raw[i])) for i in np.flatnonzero(~np.isfinite(raw))}
+        found = {i: failure_of_value(row(host, i), float(raw[i])) for i in np.flatnonzero(~np.isfinite(raw)).tolist()}
+        return {i: failure for i, failure in found.items() if failure is not None}
 
     def note(self, failures: Mapping[int, Failure], ok: NDArray[np.bool_]) -> None:
         """Keep failures; raise the first where the policy says so."""
@@ -207,7 +187,7 @@ class DeviceBox(BlackBox):
         Calls are halved as long as the device has no memory for them, and that is remembered.
         """
         if not self.backend.is_compiled:  # what the function does to its argument is its own affair
-            points = mapped_tree(lambda x: array_namespace(x).asarray(x, copy=True), points)
+            points = mapped(lambda x: array_namespace(x).asarray(x, copy=True), points)
         if count(points) != self._planned:
             self.plan(points, batch)
         while True:
@@ -247,7 +227,7 @@ class FromHost:
         """Values (n,) and the standard deviations of their noise (n,)."""
         n = count(points)
         with self._backend.active():
-            padded = mapped_tree(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
+            padded = mapped(lambda x: np.concatenate([x, np.repeat(x[-1:], self._size(n) - n, axis=0)]), points)
             values, noise_sd = self._box.raw(self._backend.put(padded), batch)
             return self._backend.to_host(values)[:n], self._backend.to_host(noise_sd)[:n]
 
@@ -288,7 +268,7 @@ class DeviceBatches:
     @cached_property
     def data(self) -> Any:
         """The data, there."""
-        data = _arrays(self.batches.data)
+        data = mapped_parts(_array, self.batches.data)
         for part in leaves(data):
             self._check(part)
         return self.backend.put_rows(data)
@@ -357,21 +337,8 @@ def _bytes_per_point(function: DeviceFunction, points: Any, batch: tuple[Any, ..
     return _MEASURED[key]
 
 
-def _failure(point: Any, value: float) -> Failure:
-    kind = "nan" if np.isnan(value) else "+inf" if value > 0 else "-inf"
-    return Failure(point, kind, f"returned {value}")
-
-
-def _arrays(data: Any) -> Any:
-    """The data with an array in place of every frame, series or list of numbers."""
-    if isinstance(data, dict):
-        return {name: _array(part) for name, part in data.items()}
-    if isinstance(data, tuple | list) and hasattr(data[0], "__len__"):
-        return type(data)(_array(part) for part in data)
-    return _array(data)
-
-
 def _array(part: Any) -> Any:
+    """A part of the data, with an array in place of a frame, a series or a list of numbers."""
     if hasattr(part, "iloc"):
         return part.to_numpy()
     return np.asarray(part) if isinstance(part, list | tuple) else part

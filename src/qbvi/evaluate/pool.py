@@ -22,9 +22,10 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
-from qbvi.evaluate.calls import Calls, Outcome, Points, working_as
+from qbvi.evaluate.calls import Calls, Outcome, working_as
 from qbvi.evaluate.shipping import has_cloudpickle, packed
 from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
+from qbvi.points import Points
 
 __all__ = ["Processes"]
 

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.evaluate.batches import n_rows_of, rows_of
-from qbvi.evaluate.calls import Points, ShapeError, copied, count
+from qbvi.evaluate.calls import ShapeError
+from qbvi.points import Points, copied, count
 
 __all__ = ["PartBatches", "Selection", "ShardedLikelihood", "value_on_part"]
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.evaluate.calls import Outcome, Points, count, row, rows
+from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure
+from qbvi.points import Points, count, row, rows
 
 __all__ = ["Ledger", "Loss", "Pace", "Settled", "Task", "chunked"]
 

@@ -1,6 +1,6 @@
 """The approximations q: one file per group of laws, and products of them."""
 
-from qbvi.families.base import Curve, Family, GaussianFamily
+from qbvi.families.base import Curve, Family, GaussianFamily, Part
 from qbvi.families.beta import Beta, Dirichlet
 from qbvi.families.discrete import Bernoulli, Categorical, NegativeBinomial, Poisson
 from qbvi.families.exponential import ExponentialFamily
@@ -44,6 +44,7 @@ __all__ = [
     "InverseGamma",
     "InverseWishart",
     "NegativeBinomial",
+    "Part",
     "Poisson",
     "Product",
     "Wishart",

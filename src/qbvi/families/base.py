@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device
 
-__all__ = ["Curve", "Family", "GaussianFamily"]
+__all__ = ["Curve", "Family", "GaussianFamily", "Part"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
 r"""How far a step goes along each whitened direction of curvature: eigenvalues ``c`` of the change to ``(rho, t)``.
@@ -162,6 +163,22 @@ class Family(ABC):
         lam, lam_other = self.natural(q), self.natural(other)
         gap = xp.sum((lam - lam_other) * self.mean_parameter(q))
         return gap - self.log_normaliser(lam) + self.log_normaliser(lam_other)
+
+    @property
+    def independent_parts(self) -> tuple[Part, ...]:
+        """The independent factors that are not Gaussian alone; a family that is no such product is its only part."""
+        return (Part(self, tuple(range(self.dim))),)
+
+    def members(self, q: Array) -> list[Array]:
+        """The member of every part, in the order of `independent_parts`."""
+        return [q]
+
+
+class Part(NamedTuple):
+    """A family over some of the coordinates, independent of the others."""
+
+    family: Family
+    columns: tuple[int, ...]  # of theta
 
 
 class GaussianFamily(Family):

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from qbvi.arrays import Array, array_namespace, device
-from qbvi.families.base import Curve, Family, GaussianFamily
+from qbvi.families.base import Curve, Family, GaussianFamily, Part
 
 __all__ = ["GaussianProduct", "Product", "product"]
 
@@ -167,6 +167,11 @@ class Product(Family):
         parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
         return self._join([f.euclidean(part, change) for f, part, change in parts])
 
+    @property
+    def independent_parts(self) -> tuple[Part, ...]:
+        """The factors, each with its columns."""
+        return tuple(Part(factor, columns) for factor, columns in self._parts())
+
     def members(self, q: Array) -> list[Array]:
         """The factors' own members."""
         return self._open(q)
@@ -220,6 +225,15 @@ class GaussianProduct(Product, GaussianFamily):
     """
 
     factors: tuple[GaussianFamily, ...]
+
+    @property
+    def independent_parts(self) -> tuple[Part, ...]:
+        """Itself: methods treat all Gaussian coordinates together."""
+        return (Part(self, tuple(range(self.dim))),)
+
+    def members(self, q: Array) -> list[Array]:
+        """The one member."""
+        return [q]
 
     def whiten(self, q: Array, theta: Array) -> Array:
         """Undo `transport`."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qbvi.baselines import MaximumLikelihood, maximum_likelihood
 from qbvi.fit import fit
+from qbvi.points import is_named
 from qbvi.results import Fit
 
 __all__ = ["Prediction", "StatisticalModel"]
@@ -125,7 +126,7 @@ class StatisticalModel(ABC):
 
     def _laid_out(self, params: Any) -> tuple[Floats, bool]:
         """Parameters as (S, p), and whether they were one point only."""
-        flat = self._flat(params) if isinstance(params, Mapping) else np.asarray(params, dtype=np.float64)
+        flat = self._flat(params) if is_named(params) else np.asarray(params, dtype=np.float64)
         if flat.ndim not in (1, 2) or flat.shape[-1] != len(self.names):
             msg = f"`params` must have {len(self.names)} numbers for each point, {', '.join(self.names[:4])} ..., got shape {flat.shape}"
             raise ValueError(msg)

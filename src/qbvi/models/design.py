@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.distributions import Normal
 from qbvi.models.base import Prediction, StatisticalModel
 from qbvi.models.inputs import Columns, as_columns, matching_columns
+from qbvi.points import is_named
 
 __all__ = ["DesignModel"]
 
@@ -84,7 +85,7 @@ class DesignModel(StatisticalModel):
         flat, is_one = self._laid_out(params)
         by_flat = self._gradient(flat)
         by_flat = by_flat[0] if is_one else by_flat
-        return self._structured(by_flat, params) if isinstance(params, Mapping) else by_flat
+        return self._structured(by_flat, params) if is_named(params) else by_flat
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
         """Predict the rows of ``X_new``, or those of the data.

@@ -28,7 +28,6 @@ from scipy.linalg import block_diag
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.families.exponential import ExponentialFamily
-from qbvi.families.product import Product
 from qbvi.random import Sobol
 from qbvi.regression.base import Move, RegressionMethod
 from qbvi.regression.correction import kept_share
@@ -273,8 +272,7 @@ def _free(family: Family, x: Floats) -> Floats:
 
 
 def _factors(family: Family) -> tuple[Family, ...]:
-    """Independent factors, all that are Gaussian in one where there are no others."""
-    return family.factors if isinstance(family, Product) and not isinstance(family, GaussianFamily) else (family,)
+    return tuple(part.family for part in family.independent_parts())
 
 
 def _is_gaussian(family: Family) -> NDArray[np.bool_]:
@@ -296,7 +294,7 @@ def _sobol(n: int, d: int) -> Floats:
 def _at(family: Family, q: Array, answer: _Answer, share: float, rules: TrustRegion) -> _Proposal:
     """The step of this share of the full one: natural gradients, but all Gaussian means together follow all of C."""
     factors = _factors(family)
-    members = family.members(q) if isinstance(family, Product) and factors[0] is not family else [q]
+    members = family.members(q)
     parts = np.split(answer.w, np.cumsum([f.size for f in factors])[:-1])
     gaussian = [i for i, f in enumerate(factors) if isinstance(f, GaussianFamily)]
     moved, kl, gain, is_inside, is_restricted = list(members), 0.0, 0.0, True, False

@@ -22,6 +22,7 @@ from qbvi.cli.tabular.recipe import (
 )
 from qbvi.cli.tabular.table import Table, TableError
 from qbvi.models import GARCH, HAR, Prediction
+from qbvi.points import is_named
 from qbvi.results import Fit
 
 __all__ = ["SERIES", "SeriesRecipe"]
@@ -125,7 +126,7 @@ class SeriesRecipe(Recipe):
     def _draws(self, fit: Fit, spread: Spread) -> Floats:
         draws = fit.sample(spread.n_draws, spread.seed)
         names = self.bare().names
-        return np.column_stack([draws[name] for name in names]) if isinstance(draws, Mapping) else np.asarray(draws)
+        return np.column_stack([draws[name] for name in names]) if is_named(draws) else np.asarray(draws)
 
     def _shown(self, prediction: Prediction, interval: float) -> Columns:
         lower, upper = ends(prediction.outcomes, interval)

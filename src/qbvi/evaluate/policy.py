@@ -1,0 +1,143 @@
+"""What `on_failure` means: which treatment a failure gets, and which number then stands for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from qbvi.arrays import Array, array_namespace
+from qbvi.evaluate.failures import KINDS, Failure, full_name
+from qbvi.naming import pick
+
+__all__ = [
+    "OnFailure",
+    "Treatment",
+    "check_on_failure",
+    "excluded_value",
+    "floor_value",
+    "replace_failed",
+    "treatment_of",
+]
+
+Treatment = str | Callable[[Failure], float]  # "raise", "exclude", "floor", or a function that gives a value instead
+OnFailure = Treatment | Mapping[str | type[BaseException], Treatment]
+
+_TREATMENTS = dict.fromkeys(("raise", "exclude", "floor"))
+_LEAST_DROP = 1.0  # nats by which a floored value lies below all others, however close to each other these are
+
+
+def check_on_failure(on_failure: Any) -> None:
+    """Refuse anything that is not a policy."""
+    if not isinstance(on_failure, Mapping):
+        _check_treatment(on_failure)
+        return
+    for key, treatment in on_failure.items():
+        if not isinstance(key, str) and not (isinstance(key, type) and issubclass(key, Exception)):
+            msg = (
+                f"`on_failure` must have kinds of failure ({', '.join(KINDS)}) or exception types as keys, got {key!r}"
+            )
+            raise TypeError(msg)
+        pick("on_failure", key, dict.fromkeys(KINDS))
+        _check_treatment(treatment)
+
+
+def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
+    """Look up the treatment of a failure.
+
+    A dict is searched by exception type first, the closest base class before others, then by kind. Failures that it does
+    not list are raised.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> failure = Failure(
+    ...     np.zeros(2), "exception", "ValueError: no root", types=("builtins.ValueError", "builtins.Exception")
+    ... )
+    >>> treatment_of(failure, {ValueError: "exclude", "nan": "floor"})
+    'exclude'
+    >>> treatment_of(failure, {"nan": "floor"})
+    'raise'
+    """
+    if not isinstance(on_failure, Mapping):
+        return on_failure
+    by_type = {full_name(key): treatment for key, treatment in on_failure.items() if isinstance(key, type)}
+    listed = [by_type[name] for name in failure.types if name in by_type]
+    return listed[0] if listed else on_failure.get(failure.kind, "raise")
+
+
+def excluded_value(values: Array, ok: Array) -> Array:
+    """The value of an excluded point, (): the mean of those that are fine.
+
+    The point then pulls nowhere, and still counts in every denominator. ``values`` and ``ok`` are (n,).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(excluded_value(np.array([-1.0, np.nan, -3.0]), np.array([True, False, True])))
+    -2.0
+    """
+    xp = array_namespace(values)
+    number = _number(ok, values)
+    return xp.sum(xp.where(ok, values, xp.zeros_like(values))) / xp.maximum(number, xp.ones_like(number))
+
+
+def floor_value(values: Array, ok: Array) -> Array:
+    """The value of a floored point, (): below all that are fine by their range, and by one nat at least.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(floor_value(np.array([-1.0, np.nan, -3.0]), np.array([True, False, True])))
+    -5.0
+    """
+    xp = array_namespace(values)
+    infinite = xp.full_like(values, xp.inf)
+    low, high = xp.min(xp.where(ok, values, infinite)), xp.max(xp.where(ok, values, -infinite))
+    return low - xp.maximum(high - low, xp.full_like(low, _LEAST_DROP))
+
+
+def replace_failed(policy: str, values: Array, ok: Array) -> tuple[Array, Array]:
+    """Replace the values (n,) of failed points by one policy for all, without a branch on values.
+
+    Parameters
+    ----------
+    policy
+        ``"raise"`` (leave them as they are), ``"exclude"`` or ``"floor"``.
+    values, ok
+        The values, and which of them are fine.
+
+    Returns
+    -------
+    values, ok
+        The new values, NaN where no value is fine; and which of them are fine now. A floored value is fine, an
+        excluded one is not.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> replace_failed("floor", np.array([-1.0, np.nan, -3.0]), np.array([True, False, True]))
+    (array([-1., -5., -3.]), array([ True,  True,  True]))
+    """
+    if policy == "raise":
+        return values, ok
+    xp = array_namespace(values)
+    some = _number(ok, values) > 0
+    replacement = excluded_value(values, ok) if policy == "exclude" else floor_value(values, ok)
+    fine = ok if policy == "exclude" else ok | some
+    return xp.where(ok, values, xp.where(some, replacement, xp.full_like(replacement, xp.nan))), fine
+
+
+def _number(ok: Array, values: Array) -> Array:
+    """How many values are fine, as a floating-point number."""
+    xp = array_namespace(values)
+    return xp.sum(xp.astype(ok, values.dtype))
+
+
+def _check_treatment(treatment: Any) -> None:
+    if not (isinstance(treatment, str) or callable(treatment)):
+        msg = (
+            "`on_failure` must be 'raise', 'exclude', 'floor', a function, or a dict of these by kind of failure "
+            f"({', '.join(KINDS)}) or exception type, got {treatment!r}"
+        )
+        raise TypeError(msg)
+    pick("on_failure", treatment, _TREATMENTS)
