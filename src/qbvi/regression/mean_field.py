@@ -272,7 +272,7 @@ def _free(family: Family, x: Floats) -> Floats:
 
 
 def _factors(family: Family) -> tuple[Family, ...]:
-    return tuple(part.family for part in family.independent_parts())
+    return tuple(part.family for part in family.independent_parts)
 
 
 def _is_gaussian(family: Family) -> NDArray[np.bool_]:
