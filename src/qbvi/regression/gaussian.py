@@ -105,7 +105,8 @@ class Regression(RegressionMethod):
     def _checked(self, answer: _Answer, h: Floats) -> _Answer:
         """Hold the bound against the plain mean over the mirror pairs just drawn from the same q.
 
-        Polynomials that fit too well promise too much: what the plain mean rules out is not believed.
+        Polynomials that fit too well promise too much: what the plain mean rules out is not believed. (A
+        product of laws draws from a wider member than q, so that its plain mean is another one.)
         """
         rule = self.rules.credibility
         pairs = 0.5 * (h[::2] + h[1::2])

@@ -41,7 +41,6 @@ class RidgeRules:
     gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
     fewest_points: int = 2  # finite values for each free coefficient, below which the start is rescaled
     fewest_fresh: int = 10  # a tenth of all evaluations are fresh draws at the end
-    margin: float = 2.0  # on the expected cost of estimation errors
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -285,7 +284,7 @@ class Ridge(Algorithm):
         cost = noise * (family.dim + family.n_quadratic / (1 + answer.ridge) ** 2)
         shrunk = (answer.ridge / (1 + answer.ridge)) ** 2
         left = shrunk * xp.maximum(fresh.gap + errors * fresh.gap_se, 0.0 * fresh.gap)
-        gap = self.ridge_rules.margin * cost + left + step.left_behind + rule.kl_share * step.kl + to_come
+        gap = rule.margin * cost + left + step.left_behind + rule.kl_share * step.kl + to_come
         gap = xp.maximum(gap, fresh.gap - errors * fresh.gap_se)
         is_unsettled = step.is_restricted | (step.kl > rule.settled_kl) | fresh.is_dark | ~xp.isfinite(gap)
         return xp.where(is_unsettled, xp.ones_like(gap) * math.inf, gap)

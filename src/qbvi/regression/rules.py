@@ -66,7 +66,6 @@ class TrustRegion:
 
     first_radius: float = 2.0  # nats for each whitened coordinate
     noise: float = 2.0  # standard errors of the change of the bound that count as noise
-    errors_add: bool = False  # add the two standard errors; otherwise their squares, as for independent errors
     lost_share: float = 0.1  # of the predicted gain that an accepted step may lose
     lost_nats: float = 0.05  # and nats: below them a step back teaches nothing
     poor: float = 0.25  # ratio of actual to predicted gain below which the radius shrinks (Nocedal and Wright)
@@ -124,8 +123,7 @@ class TrustRegion:
         return xp.minimum(xp.maximum(error, self.least_precision * one), self.most_precision * one)
 
     def _noise(self, last: LastStep, bound_se: Array) -> Array:
-        if self.errors_add:
-            return self.noise * (last.bound_se + bound_se)
+        """What chance explains of a change of the bound; the errors of two bounds are taken as independent."""
         return self.noise * (last.bound_se**2 + bound_se**2) ** 0.5
 
 
