@@ -1,4 +1,4 @@
-"""What the variational baselines share: their settings, and what is said about a step."""
+"""What the variational baselines share: their settings, and the description of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Baseline:
-    """Settings that every baseline has, with the meaning and the names that they have in `qbvi.QBVI`."""
+    """Settings that every baseline has, with names and meanings as in `qbvi.QBVI`."""
 
     n_samples: int = 100
     updates: Sequence[Update] = ()
@@ -47,11 +47,11 @@ class Baseline:
                 raise ValueError(msg)
 
     def notes(self, state: Any) -> tuple[str, ...]:
-        """Nothing beyond what the report says."""
+        """No notes beyond the report."""
         return ()
 
     def fresh_draws(self, n_evals: int) -> int:
-        """A fixed number."""
+        """A fixed number of fresh draws."""
         return self.n_fresh
 
     def default_budget(self, d: int) -> int | None:
@@ -67,7 +67,7 @@ class Baseline:
 
 
 class Step(NamedTuple):
-    """A step as it was meant and as it was taken."""
+    """A proposed step, and whether it was taken."""
 
     direction: Floats
     update: Floats
@@ -75,7 +75,7 @@ class Step(NamedTuple):
 
 
 def describe(h: Floats, step: Step) -> Info:
-    """What a person reads about a step; a baseline does not say how many nats are missing."""
+    """Describe a step to a person; a baseline has no estimate of the gap to the optimum."""
     norm = float(np.linalg.norm(step.direction))
     rate = float(np.linalg.norm(step.update)) / norm if norm > 0 else 0.0
     return Info(

@@ -1,4 +1,4 @@
-"""Results as tables, one row for every entry of the parameters."""
+"""Results as tables, with one row per entry of the parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 
 def first(values: Any) -> Any:
-    """The first of points stacked along an axis, in their structure."""
+    """The first of several points along the first axis, in their structure."""
     return {name: value[0] for name, value in values.items()} if isinstance(values, dict) else values[0]
 
 
@@ -31,7 +31,7 @@ def side_by_side(point: Any) -> Floats:
 
 
 def table(head: str, labels: Sequence[str], columns: dict[str, Floats]) -> str:
-    """A line of text, then one row for each label.
+    """A line of text, then one row per label.
 
     Examples
     --------
