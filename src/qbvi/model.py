@@ -341,7 +341,7 @@ def _check_names(what: str, given: Mapping[str, Any], names: list[str], *, compl
     problems = [f"missing {', '.join(map(repr, missing))}"] if missing else []
     problems += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
     if problems:
-        msg = f"{what} must go by the names of the parameters, {', '.join(names)}: {'; '.join(problems)}"
+        msg = f"{what} must have the names of the parameters, {', '.join(names)}: {'; '.join(problems)}"
         raise ValueError(msg)
 
 
