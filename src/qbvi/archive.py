@@ -1,4 +1,7 @@
-"""Files of arrays and one JSON header, in a ``.npz``: written whole or not at all, and read without running or trusting anything in them."""
+"""Files of arrays and one JSON header, in a ``.npz``.
+
+They are written as a whole or not at all. Reading runs no code and trusts no size in the file.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,17 @@ Arrays = dict[str, NDArray[Any]]
 PathLike = str | os.PathLike[str]
 
 _HEADER = "header"
-_LONGEST_NAME = 4096  # bytes of an array's own header: more is no array of ours
+_LONGEST_NAME = 4096  # bytes of an array's own header; qbvi writes shorter ones
 
 
 class ForeignFileError(ValueError):
-    """The file is whole, but not one of ours."""
+    """The file is intact, but qbvi did not write it."""
 
 
 def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write to a neighbour, force it to the disk, then put it in the place of ``path``: whatever happens, one whole file is there.
+    """Write a temporary file beside ``path``, force it to disk, then rename it to ``path``.
+
+    Whatever happens, ``path`` is the old file or the whole new one.
 
     Examples
     --------
@@ -56,14 +61,15 @@ def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArra
 def read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
     """Return header and arrays.
 
-    No pickle is opened, and no more memory is taken than the file has bytes, whatever sizes it declares: what we write is not compressed.
+    Nothing is unpickled. Reading takes no more memory than the file has bytes, whatever sizes it
+    declares, because qbvi does not compress.
 
     Raises
     ------
     ForeignFileError
-        For a file that is no archive with a JSON header.
+        If the file is not an archive with a JSON header.
     ValueError
-        For one that was damaged or made to do harm.
+        If the file is damaged or malicious.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -100,7 +106,7 @@ def _refuse_bombs(members: list[zipfile.ZipInfo], file_size: int) -> None:
 
 
 def _array(content: bytes) -> NDArray[Any]:
-    """Read one ``.npy``: its shape and dtype must describe exactly the bytes that are there."""
+    """Read one ``.npy``; its shape and dtype must match the number of bytes exactly."""
     stream = io.BytesIO(content)
     version = np.lib.format.read_magic(stream)
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

@@ -1,4 +1,4 @@
-"""Numbers as users give them: checked once, with an error that names the argument, the rule and the value got."""
+"""Check numbers that users give; an error names the argument, the rule and the value got."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def positive_number(name: str, value: Any) -> float:
 
 
 def as_seed(seed: Any) -> int:
-    """Return the whole number behind a seed: of a generator the next one it draws, of None a new one.
+    """Return the whole number behind a seed: a generator draws its next one, None a random one.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""From what a user writes for ``prior`` and ``family`` to a model and the family of its posterior."""
+"""Turn ``prior`` and ``family``, as a user gives them, into a model and a family."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
 
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
-# An exponential law has no width of its own: as a posterior its gamma form serves better.
+# An exponential distribution has no free width. As a posterior, a gamma distribution serves better.
 _LAW_OF_PRIOR = {name: name for name in LAWS} | {"Exponential": "Gamma"}
 
 
 class _Factor(NamedTuple):
-    """One factor of the posterior, as it was asked for: a kind, and the parameters it is over."""
+    """One factor of the posterior, as specified: its kind, and the parameters it covers."""
 
-    kind: str  # a Gaussian kind, or the name of a law
+    kind: str  # a Gaussian kind, or the name of a distribution
     names: tuple[str, ...]
 
 
 def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model, Family]:
-    """Turn ``prior`` and ``family`` into a model and a family over its vector.
+    """Turn ``prior`` and ``family`` into a model and a family over its flat vector.
 
     Examples
     --------
     >>> from qbvi.distributions import InverseGamma, Normal
-    >>> model, family = arrange({"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)}, "auto")
+    >>> prior = {"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)}
+    >>> model, family = arrange(prior, "auto")
     >>> [type(factor).__name__ for factor in family.factors]
     ['Gaussian', 'InverseGamma']
     """
@@ -60,9 +61,10 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model
 
 
 class KnownPrior:
-    """The part of the log prior that the family takes up in closed form, and the rest.
+    """The part of the log prior that the family has in closed form, and the rest.
 
-    ``log p(u) = phi(u) . eta + log h(u) + remaining(u)``, with ``eta`` zero where the prior of a factor is of another form.
+    ``log p(u) = phi(u) . eta + log h(u) + remaining(u)``. The entries of ``eta`` are zero for a
+    factor whose prior has another form.
 
     Examples
     --------
@@ -79,7 +81,7 @@ class KnownPrior:
         self.eta = np.zeros(family.size) if eta is None else eta
 
     def remaining(self, u: Array) -> Array:
-        """What the natural parameter does not carry: (n, d) -> (n,)."""
+        """The part of the log prior that ``eta`` does not contain: (n, d) -> (n,)."""
         if not self._is_known:
             return self._model.log_prior(u) - self._family.log_base(u)
         rest = self._model.remaining_log_prior(u, self._taken)
@@ -109,7 +111,10 @@ class KnownPrior:
         return factor.member(known)
 
     def _untaken_base(self, u: Array) -> Array:
-        """Base measures of the factors whose prior is of another form: they are in -log q and must be made up for."""
+        """Log base measures of the factors whose prior has another form: (n, d) -> (n,).
+
+        They are part of ``log q``, so the remaining prior must compensate for them.
+        """
         starts = {p.columns.start: p.name for p in self._model.parameters}
         return sum(
             (
@@ -150,7 +155,7 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 
 
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
-    """Priors of a law keep it; all others share one Gaussian with full covariance, on their unconstrained scale."""
+    """Priors with a matching family keep it; all others share one full-covariance Gaussian in u."""
     laws = {name: _LAW_OF_PRIOR.get(prior.law or "") for name, prior in priors.items()}
     rest = tuple(name for name, law in laws.items() if law is None)
     own = [_Factor(law, (name,)) for name, law in laws.items() if law is not None]
@@ -176,14 +181,14 @@ def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Fam
 
 
 def _like(law: type[ExponentialFamily], shape: tuple[int, ...]) -> ExponentialFamily:
-    """The law of a parameter of this shape, whatever its prior."""
+    """The distribution for a parameter of this shape, whatever its prior."""
     fields = {"Dirichlet": "k", "Wishart": "p", "InverseWishart": "p"}
     event = {fields[law.__name__]: shape[-1]} if law.event_axes else {}
     return law(copies=math.prod(shape[: len(shape) - law.event_axes]), **event)
 
 
 def _same_law(prior: Distribution, law: str) -> dict[str, Any] | None:
-    """Textbook parameters of a prior of this very law, else None."""
+    """Textbook parameters of a prior with exactly this distribution, else None."""
     own = prior.parameters()
     if own is None:
         return None
@@ -207,12 +212,12 @@ _SUPPORTS: dict[str, Support] = {
 
 
 def _check_support(name: str, prior: Distribution, law: str) -> None:
-    """A law under a prior of another form must at least live where the prior does."""
+    """A family with another form than its prior must have the support of that prior."""
     if law not in ("Categorical", "NegativeBinomial") and prior.support == _SUPPORTS[law]:
         return
     msg = (
-        f"`family` must give {name!r} a law with the support of its prior, {prior.support!r}, got {law_name(law)!r}, which lives on "
-        f"{_SUPPORTS.get(law, 'categories')!r}; leave it out of `family` for the law of its prior, or a Gaussian"
+        f"`family` must give {name!r} a distribution with the support of its prior, {prior.support!r}, got {law_name(law)!r} with "
+        f"{_SUPPORTS.get(law, 'categories')!r}; leave it out of `family` for the distribution of its prior, or a Gaussian"
     )
     raise ValueError(msg)
 
@@ -251,7 +256,7 @@ def _check_gaussian(priors: Mapping[str, Distribution], names: set[str]) -> None
     for name in names:
         if priors[name].support.is_discrete:
             msg = (
-                f"{name!r} is discrete, {priors[name]!r}: it cannot have a Gaussian posterior; leave it out of `family`, or give it a law such as "
+                f"{name!r} is discrete, {priors[name]!r}: it cannot have a Gaussian posterior; leave it out of `family`, or give it a distribution such as "
                 f"family={{{name!r}: {law_name(priors[name].law or 'bernoulli')!r}}}"
             )
             raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""What every array library shares: its namespace, symmetric packing, sums that do not overflow."""
+"""Tools for every array library: its namespace, traced functions, and symmetric packing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def array_namespace(*arrays: Array) -> Any:
     return _NAMESPACES[kind]
 
 
-_NAMESPACES: dict[type, Any] = {}  # by class: a step of few draws asks as often as it computes
+_NAMESPACES: dict[type, Any] = {}  # by class: with few draws the look-up costs as much as the step
 
 
 def to_numpy(array: Array) -> NDArray[np.float64]:
@@ -59,7 +59,10 @@ def to_numpy(array: Array) -> NDArray[np.float64]:
 
 
 def is_traced(array: Array) -> bool:
-    """Whether this is the stand-in for an array in a function that JAX is compiling: it has a shape but no values yet."""
+    """Whether this stands for an array in a function that JAX is compiling.
+
+    Such an array has a shape but no values.
+    """
     if not array_api_compat.is_jax_array(array):
         return False
     import jax
@@ -70,7 +73,8 @@ def is_traced(array: Array) -> bool:
 def call_traced(name: str, function: Callable[[Array], Any], points: Array, *, vectorized: bool) -> Array:
     """Make a user's function part of the code that JAX is compiling: points (n, ...) -> (n, ...).
 
-    It must be written in jax.numpy for that; one that asks for values is refused by ``name``.
+    The function must be written in jax.numpy. If it needs actual values, the error contains
+    ``name``.
     """
     import jax
 
@@ -83,7 +87,7 @@ def call_traced(name: str, function: Callable[[Array], Any], points: Array, *, v
 
 
 def refuse_traced(name: str, array: Array) -> None:
-    """Refuse, by name, to be part of the code that JAX is compiling."""
+    """Raise an error that contains ``name`` if JAX is compiling: this code runs on the host."""
     if is_traced(array):
         msg = (
             f"{name} is computed by SciPy on the host and cannot be compiled by JAX; "
@@ -93,7 +97,7 @@ def refuse_traced(name: str, array: Array) -> None:
 
 
 def repeat(n: int, body: Callable[[Any, Any], Any], state: tuple[Array, ...]) -> Any:
-    """Apply ``state = body(i, state)`` for i from 0 to n - 1; one compiled loop where the library has one.
+    """Apply ``state = body(i, state)`` for i from 0 to n - 1, as one compiled loop in JAX.
 
     Examples
     --------
@@ -111,9 +115,9 @@ def repeat(n: int, body: Callable[[Any, Any], Any], state: tuple[Array, ...]) ->
 
 
 def pack_symmetric(matrix: Array) -> Array:
-    r"""Lay a symmetric matrix out as a vector with the same inner product: (..., d, d) -> (..., d (d + 1) / 2).
+    r"""Pack a symmetric matrix into a vector: (..., d, d) -> (..., d (d + 1) / 2).
 
-    The diagonal comes first, then the entries below it times sqrt 2, so that
+    The diagonal comes first, then the entries below it times sqrt 2. Inner products are then equal:
     :math:`\langle A, B \rangle_F = \mathrm{pack}(A) \cdot \mathrm{pack}(B)`.
 
     Examples
@@ -146,7 +150,7 @@ def unpack_symmetric(packed: Array, d: int) -> Array:
     return xp.reshape(xp.take(scaled, take, axis=-1), (*packed.shape[:-1], d, d))
 
 
-# Positions in 32 bits: an array that JAX has once seen as 64 bits it would take for one where those are off, too.
+# 32-bit positions: JAX caches what it has seen as 64 bits, and reuses it where 64 bits are off.
 @lru_cache(maxsize=32)
 def _packed_positions(d: int) -> NDArray[np.int32]:
     row, column = np.tril_indices(d, -1)

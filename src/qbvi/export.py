@@ -1,4 +1,4 @@
-"""A fit for ArviZ, of either generation: InferenceData (0.x) and xarray.DataTree (arviz-base, ArviZ 1 and later)."""
+"""A fit for ArviZ: InferenceData (ArviZ 0.x) or xarray.DataTree (arviz-base, ArviZ 1 and later)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ Groups = dict[str, dict[str, NDArray[np.float64]]]
 
 
 def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
-    """Hand draws, log densities and diagnostics to ArviZ.
+    """Export draws, log densities and diagnostics to ArviZ.
 
     Parameters
     ----------
     fit : Fit
         The posterior.
     kind : {"auto", "inferencedata", "datatree"}
-        ``"auto"`` gives InferenceData where ArviZ before 1.0 is installed, a DataTree otherwise.
+        ``"auto"`` gives InferenceData if ArviZ before 1.0 is installed, else a DataTree.
     draws : int
         Number of draws; they are independent and form one chain.
     seed : int, numpy.random.Generator or None
-        Where the draws come from.
+        Source of the draws.
 
     Returns
     -------
     arviz.InferenceData or xarray.DataTree
-        Groups ``posterior``, ``sample_stats`` with ``lp``, the log density of the approximation at each draw, and
-        ``prior`` where the prior can be sampled. A parameter without a name is called ``theta``.
+        Groups ``posterior``, ``sample_stats`` and, if the prior can be sampled, ``prior``. In
+        ``sample_stats``, ``lp`` is the log density of the approximation at each draw. An unnamed
+        parameter has the name ``theta``.
 
     Examples
     --------
@@ -94,7 +95,8 @@ def _inference_data(groups: Groups, attributes: dict[str, Any]) -> Any:
         )
         raise ImportError(msg)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # ArviZ announces its next generation at every import
+        # ArviZ announces its next generation at every import.
+        warnings.simplefilter("ignore", FutureWarning)
         arviz = importlib.import_module("arviz")
     return arviz.from_dict(**groups, posterior_attrs=attributes, attrs=attributes)
 

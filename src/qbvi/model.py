@@ -1,4 +1,4 @@
-"""Names, shapes, supports and priors of all parameters as one density over flat vectors ``u``."""
+"""Model: names, shapes, supports and priors of all parameters as one density of flat ``u``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _UNNAMED = "theta"
 class Parameter:
     """One parameter of a model: its prior, and the columns of ``u`` that hold it.
 
-    A *native* parameter is held by ``u`` as it is, on its own scale, for a posterior that lives there: an inverse gamma for a variance, a Bernoulli
-    for a switch. The others are held unconstrained.
+    ``u`` holds a *native* parameter on its own scale, because its posterior lives there: an inverse
+    gamma for a variance, a Bernoulli for a switch. It holds all others unconstrained.
     """
 
     name: str
@@ -53,20 +53,20 @@ class Parameter:
         return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
 
     def constrain(self, u: Array) -> Array:
-        """Its values: (n, d) -> ``(n, *shape)``."""
+        """Constrained values of this parameter: (n, d) -> ``(n, *shape)``."""
         part = u[:, self.columns]
         if self.is_native:
             return array_namespace(u).reshape(part, (u.shape[0], *self.shape))
         return self.distribution.support.constrain(part, self.shape)
 
     def unconstrain(self, x: Array) -> Array:
-        """Undo `constrain`, for its own columns alone: ``(n, *shape)`` -> (n, k)."""
+        """Undo `constrain`, for this parameter's columns alone: ``(n, *shape)`` -> (n, k)."""
         if self.is_native:
             return array_namespace(x).reshape(x, (x.shape[0], self.size))
         return self.distribution.support.unconstrain(x, self.shape)
 
     def log_prior(self, u: Array) -> Array:
-        """Log prior density of its columns of ``u``: (n, d) -> (n,)."""
+        """Log prior density of this parameter's columns of ``u``: (n, d) -> (n,)."""
         if self.is_native:
             return self.distribution.log_prob(self.constrain(u))
         return self.distribution.log_prob_unconstrained(u[:, self.columns])
@@ -79,7 +79,7 @@ class Parameter:
 
     @cached_property
     def constant(self) -> float:
-        """Of a prior that is Gaussian in ``u``: what its log density has besides the quadratic form."""
+        """Log density of a prior that is Gaussian in ``u``, less its quadratic form."""
         return float(self.distribution.log_prob_unconstrained(np.zeros((1, self.distribution.dim)))[0])
 
     def quadratic(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
@@ -87,7 +87,7 @@ class Parameter:
         return None if self.is_native else self.distribution.quadratic()
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where the prior suggests to start: location and scale of its columns of ``u``."""
+        """Starting point suggested by the prior: location and scale of its columns of ``u``."""
         return self.distribution.initial_values() if self.is_native else self.distribution.initial()
 
 
@@ -99,14 +99,16 @@ class QuadraticPrior(NamedTuple):
 
 
 class Model:
-    """The map between the values that a user's function sees and the flat vectors ``u`` that everything else sees.
+    """The map between the values that a user's function sees and the flat vectors ``u``.
 
     Parameters
     ----------
     prior : distribution or mapping of str to distribution
-        Of qbvi or frozen ones of SciPy. The order of a mapping is the order of the columns of ``u``.
+        Distributions of qbvi or frozen ones of SciPy. The order of a mapping is the order of the
+        columns of ``u``.
     native : collection of str
-        Names of the parameters that ``u`` holds on their own scale; an unnamed one is called ``theta``.
+        Names of the parameters that ``u`` holds on their own scale. An unnamed parameter has the
+        name ``theta``.
 
     Attributes
     ----------
@@ -114,9 +116,9 @@ class Model:
     dim : int
         Length d of ``u``.
     is_named : bool
-        Whether values are a dict of arrays rather than one array.
+        Whether values are a dict of arrays, not one array.
     labels : list of str
-        One per constrained scalar.
+        One label per constrained scalar.
 
     Examples
     --------
@@ -140,14 +142,17 @@ class Model:
         return f"Model({ {p.name: p.distribution for p in self.parameters}!r})"
 
     def constrain(self, u: Array) -> Any:
-        """Values that the user's function sees: (n, d) -> ``(n, *shape)`` by name, or one array if unnamed."""
+        """Values that the user's function sees: a dict of arrays, or one array if unnamed.
+
+        (n, d) -> ``(n, *shape)`` for each parameter.
+        """
         return self._structured([p.constrain(u) for p in self.parameters])
 
     def unconstrain(self, values: Any, *, batched: bool = False) -> NDArray[np.float64]:
-        """Map one point, or with ``batched`` n of them, back to (d,) or (n, d), after checking every value.
+        """Check values and map them back: one point to (d,), with ``batched`` n points to (n, d).
 
-        One point is a start, so it must lie strictly inside of the support; a batch may touch its boundary, where
-        draws saturate.
+        One point is a start, so it must lie strictly inside the support. A batch may touch the
+        boundary, where draws saturate.
         """
         arrays = [_checked(p, value, batched) for p, value in zip(self.parameters, self._listed(values), strict=True)]
         _check_lengths(self.parameters, arrays)
@@ -156,7 +161,7 @@ class Model:
         return u if batched else u[0]
 
     def log_prior(self, u: Array) -> Array:
-        """Log prior density of ``u``, with the log-Jacobian: (n, d) -> (n,)."""
+        """Log prior density of ``u``, including the log-Jacobian: (n, d) -> (n,)."""
         return _total(p.log_prior(u) for p in self.parameters)
 
     def log_jacobian(self, u: Array) -> Array:
@@ -164,7 +169,7 @@ class Model:
         return _total(p.log_jacobian(u) for p in self.parameters)
 
     def quadratic_prior(self) -> QuadraticPrior:
-        """The part of the log prior that a Gaussian posterior takes up in closed form; zero for other priors."""
+        """The part of the log prior that is Gaussian in ``u``; zero for other priors."""
         blocks = [p.quadratic() or (np.zeros(p.columns.stop - p.columns.start),) * 2 for p in self.parameters]
         linear = np.concatenate([block[0] for block in blocks])
         if all(precision.ndim == 1 for _, precision in blocks):
@@ -175,20 +180,21 @@ class Model:
         return QuadraticPrior(linear, matrix)
 
     def remaining_log_prior(self, u: Array, taken: Collection[str] = ()) -> Array:
-        """Log prior less its quadratic part, and less that of the parameters named in ``taken``: (n, d) -> (n,).
+        """Log prior less its quadratic part and less the priors named in ``taken``: (n, d) -> (n,).
 
-        A parameter whose prior is quadratic contributes its constant, with no large numbers to cancel.
+        A parameter with a quadratic prior contributes only its constant, so no large numbers
+        cancel.
         """
         return _total(_remainder(p, u) if p.name not in taken else 0.0 * u[:, 0] for p in self.parameters)
 
     def sample_prior(self, rng: np.random.Generator, n: int) -> Any:
-        """Draw ``n`` constrained values from the prior, structured as `constrain` does; None if it is improper."""
+        """Draw ``n`` values from the prior, in the form of `constrain`; None if it is improper."""
         if not all(p.distribution.can_sample for p in self.parameters):
             return None
         return self._structured([p.distribution.sample(rng, n) for p in self.parameters])
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where the prior suggests to start: location (d,) and scale (d,) of ``u``."""
+        """Starting point suggested by the prior: location (d,) and scale (d,) of ``u``."""
         starts = [p.initial() for p in self.parameters]
         return np.concatenate([loc for loc, _ in starts]), np.concatenate([scale for _, scale in starts])
 
@@ -199,7 +205,10 @@ class Model:
         return np.repeat([p.distribution.support.is_discrete for p in self.parameters], sizes)
 
     def room(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Distance of each coordinate of a point (d,) to the end of its support: infinite for all but native numbers on an interval."""
+        """Distance from each coordinate of a point (d,) to the nearer end of its support.
+
+        It is finite only for native numbers on an interval or a half line.
+        """
         room = np.full(self.dim, np.inf)
         for p in self.parameters:
             if (
@@ -212,14 +221,14 @@ class Model:
         return room
 
     def flatten(self, values: Any) -> Array:
-        """Lay n constrained values side by side: structure of ``(n, *shape)`` -> (n, len(labels))."""
+        """Lay n constrained values side by side: ``(n, *shape)`` each -> (n, len(labels))."""
         arrays = self._listed(values)
         xp = array_namespace(*arrays)
         flat = [xp.reshape(x, (x.shape[0], p.size)) for p, x in zip(self.parameters, arrays, strict=True)]
         return xp.concat(flat, axis=-1)
 
     def unflatten(self, flat: Array) -> Any:
-        """Undo `flatten`: (n, len(labels)) -> structure of ``(n, *shape)``."""
+        """Undo `flatten`: (n, len(labels)) -> ``(n, *shape)`` for each parameter."""
         xp = array_namespace(flat)
         ends = np.cumsum([0, *(p.size for p in self.parameters)]).tolist()
         return self._structured(
@@ -230,7 +239,7 @@ class Model:
         )
 
     def describe(self) -> dict[str, Any]:
-        """What a person reads about this model, as plain data."""
+        """Describe this model to a person, as plain data."""
         parameters = [
             {
                 "name": p.name,
@@ -243,7 +252,7 @@ class Model:
         return {"named": self.is_named, "dim": self.dim, "parameters": parameters}
 
     def to_spec(self) -> dict[str, Any]:
-        """What `from_spec` needs, as plain data without code."""
+        """Everything that `from_spec` needs, as plain data without code."""
         parameters = [
             {"name": p.name, "prior": p.distribution.to_spec(), "native": p.is_native} for p in self.parameters
         ]
@@ -251,14 +260,14 @@ class Model:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], priors: Any = None) -> Self:
-        """Rebuild a model from `to_spec`, without running anything that the data names.
+        """Rebuild a model from `to_spec`; runs no stored code.
 
         Parameters
         ----------
         spec : mapping
         priors : distribution or mapping of str to distribution, optional
-            Priors that the data cannot hold, those with the user's functions in them; for an unnamed model the prior
-            itself.
+            Priors that contain a user's functions, which the data cannot hold. For an unnamed
+            model, the prior itself.
 
         Examples
         --------
@@ -294,7 +303,7 @@ class Model:
 
 
 def named_distributions(prior: Any) -> dict[str, Distribution]:
-    """What a user writes for ``prior=``, checked, by name."""
+    """Check what a user gives as ``prior=`` and return it by name."""
     is_named = isinstance(prior, Mapping)
     priors = prior if is_named else {_UNNAMED: prior}
     if not priors:
@@ -332,7 +341,7 @@ def _check_names(what: str, given: Mapping[str, Any], names: list[str], *, compl
     problems = [f"missing {', '.join(map(repr, missing))}"] if missing else []
     problems += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
     if problems:
-        msg = f"{what} must go by the names of the parameters, {', '.join(names)}: {'; '.join(problems)}"
+        msg = f"{what} must have the names of the parameters, {', '.join(names)}: {'; '.join(problems)}"
         raise ValueError(msg)
 
 
@@ -342,7 +351,7 @@ def _with_suggestion(name: Any, names: list[str]) -> str:
 
 
 def _checked(parameter: Parameter, value: ArrayLike, batched: bool) -> NDArray[np.float64]:
-    """One parameter's values as ``(n, *shape)``, or an error that says what is wrong with them."""
+    """Values of one parameter as ``(n, *shape)``, or an error that says what is wrong with them."""
     try:
         x = to_numpy(value)
     except (TypeError, ValueError):

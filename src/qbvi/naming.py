@@ -1,4 +1,4 @@
-"""Parts that go by name, and what to say when a name is not known."""
+"""Parts given by name, and the error for an unknown name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ __all__ = ["nearest", "pick"]
 
 
 def pick(argument: str, value: Any, table: Mapping[str, Any]) -> Any:
-    """Return ``table[value]`` for a name, and anything that is no name as it is.
+    """Return ``table[value]`` if ``value`` is a string, else ``value`` itself.
 
     Examples
     --------
     >>> pick("step", "plane", {"plain": 1})
     Traceback (most recent call last):
     ...
-    ValueError: `step` must be one of 'plain' (or such an object), got 'plane'; did you mean 'plain'?
+    ValueError: `step` must be one of 'plain' (or such an object), got 'plane';
+    did you mean 'plain'?
     """
     if not isinstance(value, str):
         return value
@@ -29,6 +30,6 @@ def pick(argument: str, value: Any, table: Mapping[str, Any]) -> Any:
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:
-    """Suggest the known name nearest to ``name``, as the end of a sentence; empty where none is near."""
+    """Suggest the known name closest to ``name``, as the end of a sentence; empty if none is."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,7 +1,8 @@
-"""The three pictures of a fit: the bound over evaluations, the marginals, and the pairs.
+"""The three plots of a fit: the bound over evaluations, the marginals, and the pairs.
 
-Figures are made without pyplot, so none accumulates and no window opens; they show themselves in a notebook and are written by
-``figure.savefig("name.pdf")``. Sizes are those of one column (3.4 inches) or two (7 inches) of a journal.
+Figures do not use pyplot, so none accumulates and no window opens. Notebooks display them, and
+``figure.savefig("name.pdf")`` writes them. They are as wide as one column (3.4 inches) or two
+(7 inches) of a journal.
 """
 
 from __future__ import annotations
@@ -41,30 +42,31 @@ Points = Mapping[str, Any]
 
 _ONE_COLUMN, _TWO_COLUMNS = 3.4, 7.0  # inches
 _MAX_PANELS = 24
-# Okabe and Ito's palette, told apart by readers with any colour vision.
+# Okabe and Ito's palette, which readers with any colour vision can tell apart.
 _BLUE, _VERMILION, _INK, _GREY = "#0072B2", "#D55E00", "#333333", "#8C8C8C"
 _MARKS = (("#D55E00", "D"), ("#009E73", "o"), ("#CC79A7", "s"), ("#E69F00", "^"))
-_REGIONS = {0.95: 0.15, 0.5: 0.3}  # credible level, and how opaque it is drawn
+_REGIONS = {0.95: 0.15, 0.5: 0.3}  # credible level: opacity
 _DASHES = ((0, (4, 2)), (0, (1, 1.5)), (0, (4, 1.5, 1, 1.5)))
 _PRIOR_DRAWS = 20_000
 _CLOUD = 1000  # reference draws shown in a pair
 _BINS = 60
-_FINEST = 1e-9  # of a value: what an axis can still tell apart
+_FINEST = 1e-9  # smallest relative difference that an axis can show
 
 
 def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, ax: Axes | None = None) -> Figure:
-    """Draw the lower bound over evaluations, with the final estimate from fresh draws as a band of two standard errors.
+    """Plot the lower bound over evaluations, and its final estimate plus or minus two s.e.
 
-    The axis is cut to where the fit settles; where that leaves out the beginning, an inset shows the whole run.
+    The final estimate uses fresh draws. The axis shows the range in which the fit settles. If this
+    cuts off the beginning, an inset shows the whole run.
 
     Parameters
     ----------
     fit : Fit
         The fit.
     reference : float or dict of str to float, optional
-        A value to compare with, such as the exact optimum, or several by their labels.
+        A value to compare with, such as the exact optimum, or several values by label.
     ax : matplotlib.axes.Axes, optional
-        Where to draw; a new figure of one column unless given.
+        Where to plot. By default a new figure one column wide.
 
     Returns
     -------
@@ -78,8 +80,10 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     >>> from qbvi.results import Report, Trace
     >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
     >>> bound = -9.0 / np.arange(1, 6)
-    >>> trace = Trace(np.arange(1, 6), bound, bound, bound, bound, bound, np.zeros((5, 2)), np.ones((5, 2)))
-    >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, Report(elbo=-1.8, elbo_se=0.1, trace=trace))
+    >>> mean, sd = np.zeros((5, 2)), np.ones((5, 2))
+    >>> trace = Trace(np.arange(1, 6), bound, bound, bound, bound, bound, mean, sd)
+    >>> report = Report(elbo=-1.8, elbo_se=0.1, trace=trace)
+    >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, report)
     >>> plot_trace(fit, reference={"optimum": -1.7}).axes[0].get_ylabel()
     'lower bound (nats)'
     """
@@ -106,22 +110,23 @@ def plot_marginals(
     points: Points | None = None,
     reference: Any = None,
 ) -> Figure:
-    """Draw the posterior density of every entry on its own scale.
+    """Plot the posterior density of every entry on its own scale.
 
-    Densities are exact where the parameter's map acts entry by entry (real, positive, interval); the others are smoothed draws.
+    Densities are exact if the parameter's map acts entry by entry (real, positive, interval).
+    Otherwise they are kernel estimates from draws.
 
     Parameters
     ----------
     fit : Fit
         The fit.
     names : sequence or dict of str, optional
-        Which to draw: parameters (``"beta"``, all its entries) or entries (``"beta[2]"``). A dict also renames, ``{"beta[2]": "age"}``.
-        All unless given.
+        What to plot: parameters (``"beta"``, all its entries) or entries (``"beta[2]"``). A dict
+        also renames them, as in ``{"beta[2]": "age"}``. By default all entries.
     prior : bool
-        Whether to add the prior density, where it is proper, over the range of the posterior.
+        Whether to add the prior density over the range of the posterior, if it is proper.
     points : dict, optional
-        Values to mark, by label: ``{"maximum likelihood": values}``, each with the structure of the prior. Named parameters may be
-        left out.
+        Values to mark, by label: ``{"maximum likelihood": values}``. Each has the structure of the
+        prior; parameters with names may be missing.
     reference : dict of arrays or array, optional
         Draws to compare with, along the first axis, such as those of a long MCMC run.
 
@@ -137,7 +142,8 @@ def plot_marginals(
     >>> from qbvi.results import Report, Trace
     >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
     >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
-    >>> figure = plot_marginals(fit, names={"beta[1]": "age"}, points={"truth": {"beta": [0.1, 0.2]}})
+    >>> truth = {"beta": [0.1, 0.2]}
+    >>> figure = plot_marginals(fit, names={"beta[1]": "age"}, points={"truth": truth})
     >>> [ax.get_title() for ax in figure.axes]
     ['age']
     """
@@ -170,10 +176,11 @@ def plot_pairs(
     reference: Any = None,
     max_parameters: int = 10,
 ) -> Figure:
-    """Draw every pair of entries: credible regions of 50 % and 95 %, and the marginals on the diagonal.
+    """Plot every pair of entries: 50 % and 95 % credible regions, with marginals on the diagonal.
 
-    Regions are images of the Gaussian's ellipses under the parameters' maps, which have exactly those probabilities, where the
-    maps act entry by entry; the others are regions of highest density of smoothed draws.
+    If the parameters' maps act entry by entry, the regions are images of the Gaussian's ellipses
+    and have exactly these probabilities. Otherwise they are highest-density regions of smoothed
+    draws.
 
     Parameters
     ----------
@@ -182,7 +189,7 @@ def plot_pairs(
     names, points, reference
         As in `plot_marginals`.
     max_parameters : int
-        The most entries to draw; more are refused, so that a figure stays legible.
+        Largest number of entries. A figure with more would be illegible, so it is refused.
 
     Returns
     -------
@@ -226,12 +233,12 @@ def plot_pairs(
 
 
 class _Entry(NamedTuple):
-    place: int  # among the labels
+    place: int  # index among the labels
     title: str
 
 
 class _Picture(Figure):
-    """A figure that IPython shows without pyplot."""
+    """A figure that IPython displays without pyplot."""
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -247,7 +254,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _select(fit: Fit, names: Names, limit: int) -> list[_Entry]:
-    """Entries by the names of parameters or of entries, in the order asked for."""
+    """Entries selected by the names of parameters or entries, in the given order."""
     labels = {label: i for i, label in enumerate(fit.labels)}
     places = {block.name: list(range(block.entries.start, block.entries.stop)) for block in fit.blocks}
     renamed = dict(names) if isinstance(names, Mapping) else {}
@@ -267,7 +274,7 @@ def _select(fit: Fit, names: Names, limit: int) -> list[_Entry]:
 
 
 def _flatten(fit: Fit, values: Any, batched: bool) -> Floats:
-    """Values with the structure of the prior as (n, p), NaN for parameters that are left out; no rows for None."""
+    """Values in the prior's structure as (n, p); NaN for missing parameters, no rows for None."""
     if values is None:
         return np.empty((0, len(fit.labels)))
     named = values if fit.model.is_named else {fit.blocks[0].name: values}
@@ -302,7 +309,7 @@ def _block(fit: Fit, place: int) -> Block:
 
 
 def _support(fit: Fit, place: int) -> Interval:
-    """Where one entry lives, as far as it is known."""
+    """Bounds of one entry, as far as they are known."""
     if place in fit.marginals:
         return fit.marginals[place].support
     block = _block(fit, place)
@@ -333,7 +340,7 @@ def _density(fit: Fit, place: int) -> tuple[Floats, Floats]:
 
 
 def _prior_density(fit: Fit, place: int, x: Floats) -> Floats | None:
-    """Prior density of one entry at x (n,), or None where the prior is improper."""
+    """Prior density of one entry at x (n,), or None if the prior is improper."""
     block = _block(fit, place)
     prior, j, support = block.prior, place - block.entries.start, _support(fit, place)
     if not prior.can_sample:
@@ -350,7 +357,7 @@ def _prior_density(fit: Fit, place: int, x: Floats) -> Floats | None:
 
 
 def _dirichlet_density(prior: Dirichlet, j: int, x: Floats) -> Floats:
-    """One entry of a Dirichlet is Beta."""
+    """Density of one entry of a Dirichlet, which is Beta distributed."""
     c = prior.concentration
     rest = (c.sum(axis=-1, keepdims=True) - c).reshape(-1)
     return to_numpy(beta.pdf(x, c.reshape(-1)[j], rest[j]))
@@ -370,18 +377,18 @@ def _independent_density(prior: Independent, j: int, support: Interval, x: Float
 
 
 def _smoothed(draws: Floats, support: Interval, x: Floats) -> Floats:
-    """Kernel estimate of the density at x, made where there are no boundaries."""
+    """Kernel density estimate at x, made on the unconstrained scale."""
     u, at = support.unconstrain(draws, ())[:, 0], support.unconstrain(x, ())
     kernel = gaussian_kde(u, bw_method=lambda k: 1.6 * k.scotts_factor())
     return to_numpy(kernel(at[:, 0]) / np.exp(support.log_jacobian(at, ())))
 
 
 def _limits(x: Floats, density: Floats, marked: Sequence[float] = ()) -> tuple[float, float]:
-    """Where the density is visible, widened to hold what is marked."""
+    """Range in which the density is visible, widened to include the marked points."""
     visible = x[density > 0.005 * density.max()]
     ends = np.array([visible.min(), visible.max(), *(value for value in marked if np.isfinite(value))])
     margin = max(0.03 * np.ptp(ends), _FINEST * np.abs(ends).max())
-    # A marked point needs room beside it; a density that ends at its own bound does not.
+    # A marked point needs space beside it; a density that ends at its own bound does not.
     piled_up = np.ptp(ends) < margin
     low = ends.min() - (margin if piled_up or ends.min() < visible.min() else 0)
     high = ends.max() + (margin if piled_up or ends.max() > visible.max() else 0)
@@ -389,7 +396,7 @@ def _limits(x: Floats, density: Floats, marked: Sequence[float] = ()) -> tuple[f
 
 
 def _pair_limits(fit: Fit, place: int, marked: Sequence[float]) -> tuple[float, float]:
-    """`_limits` that also hold the outer region."""
+    """`_limits`, widened to include the outer region."""
     reach = fit.quantiles(np.array([0.005, 0.995]))[:, place]
     return _limits(*_density(fit, place), [*marked, *reach])
 
@@ -400,7 +407,7 @@ def _draw_density(ax: Axes, x: Floats, density: Floats, reference: Floats) -> No
     if len(held):
         ends = np.quantile(held, [0.001, 0.999])
         bins = np.linspace(ends[0], ends[1], int(np.clip(2 * len(held) ** (1 / 3), 12, 40)))
-        # Heights by hand: draws beyond the bins count too.
+        # Compute the heights here, because draws beyond the bins count too.
         heights = np.histogram(held, bins)[0] / len(held) / np.diff(bins)
         ax.stairs(heights, bins, fill=True, color="#D4D4D4", zorder=0, label="reference")
     else:
@@ -408,7 +415,7 @@ def _draw_density(ax: Axes, x: Floats, density: Floats, reference: Floats) -> No
 
 
 def _draw_bars(ax: Axes, fit: Fit, place: int, prior: bool) -> None:
-    """Probabilities of whole numbers, and those of the prior as dots."""
+    """Probabilities of whole numbers as bars, and those of the prior as dots."""
     draws = fit.fixed_draws[:, place]
     x, counts = np.unique(draws, return_counts=True)
     heights = counts / len(draws)
@@ -478,7 +485,7 @@ def _draw_pair(ax: Axes, fit: Fit, pair: tuple[int, int], marks: Mapping[str, Fl
 
 
 def _draw_ellipses(ax: Axes, both: Sequence[Marginal], correlation: float) -> None:
-    """Images of the Gaussian's ellipses of probability p, of squared radius -2 log(1 - p)."""
+    """Images of the Gaussian's ellipses with probability p, of squared radius -2 log(1 - p)."""
     angle = np.linspace(0, 2 * np.pi, 241)
     first, second = np.cos(angle), correlation * np.cos(angle) + math.sqrt(1 - correlation**2) * np.sin(angle)
     for level, alpha in _REGIONS.items():
@@ -489,7 +496,10 @@ def _draw_ellipses(ax: Axes, both: Sequence[Marginal], correlation: float) -> No
 
 
 def _draw_regions(ax: Axes, draws: Floats, supports: Sequence[Interval]) -> None:
-    """Images of the regions of highest density of a smoothed histogram, made where there are no boundaries: draws (n, 2)."""
+    """Images of highest-density regions of a smoothed histogram: draws (n, 2).
+
+    The histogram is made on the unconstrained scale.
+    """
     u = np.concatenate([support.unconstrain(draws[:, i], ()) for i, support in enumerate(supports)], axis=1)
     ends = np.quantile(u, [0.0005, 0.9995], axis=0)
     margin = 0.15 * (ends[1] - ends[0])
@@ -498,21 +508,21 @@ def _draw_regions(ax: Axes, draws: Floats, supports: Sequence[Interval]) -> None
     bins = [np.clip(np.searchsorted(edge, u[:, i]) - 1, 0, _BINS - 1) for i, edge in enumerate(edges)]
     centres = [support.constrain((e[1:] + e[:-1])[:, None] / 2, ()) for support, e in zip(supports, edges, strict=True)]
     for level, alpha in _REGIONS.items():
-        # Set by the draws themselves, so that the region holds its probability however much is smoothed.
+        # The draws set the level, so that the region has its probability whatever the smoothing.
         height = np.quantile(mass[bins[0], bins[1]], 1 - level)
         ax.contourf(*centres, mass.T, levels=[height, 2 * mass.max()], colors=[_BLUE], alpha=alpha)
         ax.contour(*centres, mass.T, levels=[height], colors=[_BLUE], linewidths=0.9)
 
 
 def _correlation(fit: Fit, pair: tuple[int, int]) -> float:
-    """Of two entries on the unconstrained scale."""
+    """Correlation of two entries on the unconstrained scale."""
     columns = [fit.marginals[i].column for i in pair]
     block = fit.unconstrained[1][np.ix_(columns, columns)]
     return float(np.clip(block[0, 1] / math.sqrt(block[0, 0] * block[1, 1]), -1, 1))
 
 
 def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int], side: float) -> None:
-    """Name the outer axes only, in lines that fit beside a panel of ``side`` inches."""
+    """Label the outer axes only, in lines that fit beside a panel of ``side`` inches."""
     row, column = place
     last, small = len(entries) - 1, side < 1.2
     titles = [textwrap.fill(entry.title, max(6, int(side * 0.9 * 72 / 4.4))) for entry in entries]
@@ -531,7 +541,8 @@ def _corner_axes(ax: Axes, entries: Sequence[_Entry], place: tuple[int, int], si
 
 
 def _draw_bound(ax: Axes, fit: Fit) -> None:
-    if np.array_equal(fit.trace.elbo, fit.trace.elbo_smooth):  # a window of one: nothing to smooth, points to see
+    # With a window of one there is no smooth line to draw, so the points stand out.
+    if np.array_equal(fit.trace.elbo, fit.trace.elbo_smooth):
         ax.plot(fit.trace.n_evals, fit.trace.elbo, color=_BLUE, lw=1.4, marker="o", ms=3, label="each iteration")
         return
     ax.plot(fit.trace.n_evals, fit.trace.elbo, color=_BLUE, alpha=0.35, lw=0.6, label="each iteration")
@@ -546,7 +557,7 @@ def _draw_final(ax: Axes, fit: Fit) -> None:
 
 
 def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
-    """Show the second half of the run in full; a high rise before it goes to an inset."""
+    """Show the second half of the run in full; an inset shows a high rise before it."""
     low, high = _settled_range(fit, references)
     smooth = np.where(np.isfinite(fit.trace.elbo_smooth), fit.trace.elbo_smooth, low)
     span, start = high - low, smooth.min()
@@ -563,7 +574,7 @@ def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
 
 
 def _settled_range(fit: Fit, references: Sequence[float]) -> tuple[float, float]:
-    """What the axis must show: the second half of the run, the final estimate and the references."""
+    """Range that the axis must show: the second half of the run, final estimate and references."""
     late = fit.trace.elbo[len(fit.trace) // 2 :]
     late = late[np.isfinite(late)]
     held = [*np.quantile(late, [0.01, 0.99])] if len(late) else []
@@ -589,7 +600,7 @@ def _thousands(value: float, _position: int) -> str:
 
 
 def _tidy(ax: Axes, xlabel: str = "", ylabel: str = "") -> None:
-    """Only the lines that carry information."""
+    """Remove lines that carry no information."""
     ax.spines[["top", "right"]].set_visible(False)
     for spine in ax.spines.values():
         spine.set(linewidth=0.6, color=_GREY)
@@ -599,7 +610,7 @@ def _tidy(ax: Axes, xlabel: str = "", ylabel: str = "") -> None:
 
 
 def _handles(*axes: Axes) -> dict[str, Any]:
-    """One handle for each label, in the order they first appear."""
+    """One handle per label, in order of first appearance."""
     found: dict[str, Any] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -609,7 +620,7 @@ def _handles(*axes: Axes) -> dict[str, Any]:
 
 def _legend_above(figure: Any, *axes: Axes) -> None:
     found = _handles(*axes)
-    width = sum(len(label) + 6 for label in found)  # in letters, of which a column holds about fifty
+    width = sum(len(label) + 6 for label in found)  # in letters; a column holds about fifty
     columns = len(found) if width < 15 * figure.get_figwidth() else 3 if figure.get_figwidth() > 4 else 2
     spacing = {"handlelength": 1.8, "columnspacing": 1.4}
     place = {"loc": "outside upper center", "ncols": columns}
@@ -617,7 +628,7 @@ def _legend_above(figure: Any, *axes: Axes) -> None:
 
 
 def _legend_in_corner(figure: Any) -> None:
-    """Use the empty half of a corner plot."""
+    """Place the legend in the empty half of a corner plot."""
     found = _handles(*figure.axes)
     levels = ", ".join(f"{level:.0%}".replace("%", " %") for level in sorted(_REGIONS))
     labels = [f"{label} ({levels})" if label == "posterior" else label for label in found]

@@ -1,4 +1,7 @@
-"""One line on a terminal that says how far a fit is. Written here because a progress library would be the heaviest dependency."""
+"""One line on a terminal that shows the progress of a fit.
+
+It needs no progress library, which would be the heaviest dependency.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ __all__ = ["Progress"]
 
 @dataclass
 class Progress:
-    """Evaluations, smoothed bound, step and time left, rewritten in place at most ten times a second.
+    """Evaluations, smoothed bound, step and time left, rewritten at most ten times a second.
 
     Parameters
     ----------
     shown
-        Whether to write at all; None for only when ``stream`` is a terminal.
+        Whether to write at all; None means only if ``stream`` is a terminal.
     max_iterations, max_evals, max_time
-        What the time left is told from; None for unknown.
+        Limits from which the time left is computed; None if unknown.
 
     Examples
     --------
@@ -43,20 +46,20 @@ class Progress:
             self.shown = self.stream.isatty()
 
     def update(self, history: History) -> None:
-        """Rewrite the line, unless that was just done."""
+        """Rewrite the line, unless it is recent."""
         if self.shown and time.monotonic() - self._last > 0.1:
             self._write(self.line(history))
             self._last = time.monotonic()
 
     def close(self, history: History, ending: str) -> None:
-        """Leave a last line behind."""
+        """Write the last line."""
         if self.shown:
             self._write(f"{self.line(history)} | {ending}")
             self.stream.write("\n")
             self.stream.flush()
 
     def line(self, history: History) -> str:
-        """Say how far the fit is."""
+        """Describe the progress of the fit."""
         if not len(history):
             return "starting"
         left = self._seconds_left(history)

@@ -1,7 +1,8 @@
-"""The only place where numbers are drawn: how the draws of one step relate to each other, and where they come from.
+"""The only place where numbers are drawn: designs of the draws of one step, and their source.
 
-A `Stream` gives the same draws on every array library and device, inside compiled code too, so that a seed means the same fit on
-each of them. What stays on the host, such as Sobol points, comes from a NumPy generator.
+A `Stream` gives the same draws on every array library and device, also inside compiled code, so a
+seed means the same fit on all of them. Draws on the host, such as Sobol points, come from a NumPy
+generator.
 """
 
 from __future__ import annotations
@@ -35,24 +36,26 @@ __all__ = [
 
 @dataclass
 class Stream:
-    r"""Standard normals that depend on a seed, a step and nothing else: the same on every array library.
+    r"""Standard normals that depend only on a seed and a step: the same on every array library.
 
-    The counter-based generator Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) turns
-    the key and the counter ``(i, t)`` into two words, and the Box-Muller transform those into two normals
+    The counter-based generator Threefry-2x32 with 20 rounds (Salmon et al., "Parallel random
+    numbers: as easy as 1, 2, 3", 2011) maps the key and the counter ``(i, t)`` to two words. The
+    Box-Muller transform maps these to two normals
 
     .. math:: \sqrt{-2 \log u} \, (\cos v, \sin v), \quad u \in (0, 1), \; v \in [-\pi, \pi).
 
-    The words are the same to the last bit everywhere; the normals as far as the libraries agree on logarithm, sine and cosine. The largest
-    is 6.66.
+    The words are the same to the last bit everywhere. The normals agree as far as the libraries'
+    logarithm, sine and cosine do. Their largest absolute value is 6.66.
 
     Parameters
     ----------
     key
-        Two words that tell seeds apart: an int32 array (2,) of the library that is to draw; see `seed_words`.
+        Two words that identify the seed: an int32 array (2,) of the library that draws; see
+        `seed_words`.
     t
         The step: an integer array (), below 2^24.
     dtype
-        Of the draws.
+        Type of the draws.
 
     Examples
     --------
@@ -67,10 +70,10 @@ class Stream:
     key: Array
     t: Array
     dtype: Any
-    _calls: int = field(default=0, init=False)  # draws of one step: each call has counters of its own
+    _calls: int = field(default=0, init=False)  # each call within a step has its own counters
 
     def standard_normal(self, shape: tuple[int, ...]) -> Array:
-        """Draw an array of the given shape; a further call draws further numbers."""
+        """Draw an array of the given shape; each call draws new numbers."""
         xp = array_namespace(self.key)
         call, self._calls = self._calls, self._calls + 1
         return xp.reshape(self._draw(call, math.prod(shape)), shape)
@@ -81,14 +84,16 @@ class Stream:
 
 
 class Streams:
-    """The streams of one key where nothing is compiled, each drawn for several steps at once: there an operation on few numbers costs as much as one on many.
+    """The streams of one key outside compiled code, drawn for several steps at once.
+
+    Outside compiled code, an operation on few numbers costs as much as one on many.
 
     Parameters
     ----------
     key
         As for `Stream`.
     dtype
-        Of the draws.
+        Type of the draws.
 
     Examples
     --------
@@ -131,20 +136,20 @@ Source = np.random.Generator | Stream
 
 
 class Draws(ABC):
-    """Standard normal draws; rows ``s`` and ``s + n / group_size`` (and so on) depend on each other."""
+    """Standard normal draws; rows ``s``, ``s + n / group_size`` and so on depend on each other."""
 
     on_host: ClassVar[bool] = False  # whether it needs a NumPy generator
 
     @abstractmethod
     def normal(self, rng: Any, n: int, d: int) -> Array:
-        """Draw (n, d) standard normals, each row with the right marginal law."""
+        """Draw (n, d) standard normals; each row is standard normal by itself."""
 
     @abstractmethod
     def group_size(self, n: int) -> int:
-        """How many of n draws belong to one group of dependent draws; groups are independent of each other."""
+        """How many of n draws form one group of dependent draws; groups are independent."""
 
     def check(self, n: int) -> None:
-        """Refuse a number of draws from which no independent baseline can be made."""
+        """Refuse a number of draws that leaves no independent draws for a baseline."""
         if n < 2:
             msg = f"`n_samples` must be at least 2, got {n}; the baseline of one draw comes from the others"
             raise ValueError(msg)
@@ -152,7 +157,7 @@ class Draws(ABC):
 
 @dataclass(frozen=True)
 class Independent(Draws):
-    """Every draw on its own.
+    """Independent draws.
 
     Examples
     --------
@@ -172,7 +177,7 @@ class Independent(Draws):
 
 @dataclass(frozen=True)
 class Antithetic(Draws):
-    """Pairs ``z, -z``: odd and even parts of the integrand no longer disturb each other.
+    """Pairs ``z, -z``: odd parts of the integrand do not disturb estimates of even ones.
 
     Examples
     --------
@@ -202,7 +207,7 @@ class Antithetic(Draws):
 class Sobol(Draws):
     """Two independently scrambled Sobol sequences, interleaved.
 
-    Two, so that each half has a baseline it does not depend on.
+    There are two, so that each half has a baseline that is independent of it.
 
     Examples
     --------
@@ -220,21 +225,21 @@ class Sobol(Draws):
         return np.stack(halves, axis=1).reshape(n, d)
 
     def group_size(self, n: int) -> int:
-        """Half of the draws share one scramble."""
+        """Half of the draws: they share one scramble."""
         return n // 2
 
     def check(self, n: int) -> None:
-        """Refuse what cannot be split into two halves."""
+        """Refuse a number of draws that does not split into two halves."""
         if n % 2 or n < 4:
             msg = f"`n_samples` must be even and at least 4 for Sobol draws, got {n}; a power of two is best"
             raise ValueError(msg)
 
 
 def orthogonal_pairs(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
-    """Draw n (even) standard normals as mirror pairs ``z, -z``, next to each other, along orthogonal directions.
+    """Draw n (even) standard normals as adjacent pairs ``z, -z`` along orthogonal directions.
 
-    The radii are stratified. A design for regression: linear and quadratic terms do not disturb each other, and d pairs
-    span all directions. All draws depend on each other.
+    The radii are stratified. This is a design for regression: linear and quadratic terms are
+    orthogonal, and d pairs span all directions. All draws depend on each other.
 
     Examples
     --------
@@ -264,9 +269,10 @@ def seed_words(seed: int | np.random.SeedSequence) -> NDArray[np.int32]:
 
 
 def threefry(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
-    """Threefry-2x32 with 20 rounds: key (2,) and counters (m,), (m,) to random words (m,), (m,), all int32.
+    """Threefry-2x32 with 20 rounds: key (2,), counters (m,), (m,) -> random words (m,), (m,).
 
-    Integers of 32 bits wrap on every library, so the signed ones, which all of them have, do for the unsigned of the definition.
+    All are int32. The definition uses unsigned integers. Signed ones, which all libraries have,
+    wrap in the same way.
 
     Examples
     --------
@@ -288,30 +294,30 @@ def threefry(key: Array, first: Array, second: Array) -> tuple[Array, Array]:
 
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
-_MOST_STEPS = 2**24  # of one stream: the other bits of the counter tell the calls of a step apart
-_MOST_AHEAD, _FEW = 64, 160_000  # steps, and numbers, that are drawn at once where nothing is compiled
+_MOST_STEPS = 2**24  # steps of one stream; the other bits of the counter number the calls of a step
+_MOST_AHEAD, _FEW = 64, 160_000  # most steps, and most numbers, drawn at once outside compiled code
 
 
 def _normals(key: Array, steps: Array, call: int, n: int, dtype: Any) -> Array:
-    """The ``n`` normals of one call in each of some steps: key (2,), steps (k,) -> (k, n)."""
+    """The ``n`` normals of one call in each of several steps: key (2,), steps (k,) -> (k, n)."""
     xp = array_namespace(key)
     i = xp.arange((n + 1) // 2, dtype=xp.int32, device=device(key))[None, :]
     shape = (steps.shape[0], i.shape[1])
     t = (steps + call * _MOST_STEPS)[:, None]
     first, second = threefry(key, xp.broadcast_to(i, shape), xp.broadcast_to(t, shape))
-    # Without its sign a word is exact to the last digit near zero, in float32 too: that is where the tails come from.
+    # The tails come from words near zero. Without its sign such a word is exact, in float32 too.
     positive = xp.astype((first >> 1) & 0x7FFFFFFF, dtype)
     radius = xp.sqrt(-2 * xp.log((positive + 0.5) * 2.0**-31))
     angle = xp.astype(second, dtype) * (math.pi * 2.0**-31)
     return xp.concat([radius * xp.cos(angle), radius * xp.sin(angle)], axis=-1)[:, :n]
 
 
-_SMALLEST_UNIFORM = 2.0**-33  # half the grid of a 32-bit Sobol point: keeps ndtri finite at both ends
+_SMALLEST_UNIFORM = 2.0**-33  # half the grid of a 32-bit Sobol point: keeps ndtri finite
 
 
 def _sobol_normal(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
     points = qmc.Sobol(d, scramble=True, rng=rng)
-    with warnings.catch_warnings():  # SciPy warns when n is no power of two: less balanced, still valid
+    with warnings.catch_warnings():  # SciPy warns unless n is a power of two, but any n is valid
         warnings.simplefilter("ignore", UserWarning)
         uniform = points.random(n)
     normal: NDArray[np.float64] = ndtri(np.clip(uniform, _SMALLEST_UNIFORM, 1 - _SMALLEST_UNIFORM))

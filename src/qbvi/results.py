@@ -1,4 +1,4 @@
-"""Fit: the answer a user reads. The posterior under the user's own names, how it was reached, and whether to trust it."""
+"""Fit: the posterior under the user's own names, how it was found, and whether to trust it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 __all__ = ["Block", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace"]
 
 Floats = NDArray[np.float64]
-Structure = Any  # of the prior: a dict of arrays where parameters are named, one array where they are not
+Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
 
 _DRAWS = 2**13  # for moments that have no closed form
-_LARGEST_LOG = 300.0  # of a density: one piled up on a boundary stays finite
-_SOBOL_MAX_DIM = 1024  # beyond, a scrambled Sobol sequence costs memory and gains nothing
+_LARGEST_LOG = 300.0  # of a density: one concentrated at a boundary stays finite
+_SOBOL_MAX_DIM = 1024  # beyond it, a scrambled Sobol sequence costs memory and gains nothing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trace:
-    """What happened, one entry per iteration.
+    """History of a fit, with one entry per iteration.
 
     Attributes
     ----------
@@ -59,15 +59,16 @@ class Trace:
     step, grad_norm, seconds : array (T,)
         Length of the step, norm of the direction, and time since the start.
     mean, sd : array (T, d)
-        Of the approximation, on the unconstrained scale.
+        Moments of the approximation, on the unconstrained scale.
     gap : array (T,)
-        Nats still to be gained after the step, as the method predicts it; NaN where it does not.
+        Nats that the method expects to gain after the step; NaN if it makes no prediction.
 
     Examples
     --------
     >>> import numpy as np
     >>> one = np.array([1.0, 2.0])
-    >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, np.zeros((2, 3)), np.ones((2, 3)))
+    >>> mean, sd = np.zeros((2, 3)), np.ones((2, 3))
+    >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, mean, sd)
     >>> trace
     Trace of 2 iterations, 200 evaluations: elbo from -9 to -4.5
       n_evals, elbo, elbo_smooth, step, grad_norm, seconds, gap (2,); mean, sd (2, 3)
@@ -83,7 +84,7 @@ class Trace:
     seconds: Floats
     mean: Floats
     sd: Floats
-    gap: Floats = None  # type: ignore[assignment]  # filled below
+    gap: Floats = None  # type: ignore[assignment]  # set in __post_init__
 
     def __post_init__(self) -> None:
         length = len(self.n_evals)
@@ -133,28 +134,29 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """How a fit went and how it ended.
+    """Results and diagnostics of a fit, apart from the posterior.
 
     Attributes
     ----------
     elbo, elbo_se
         Lower bound and its standard error, from fresh draws of the final approximation.
     khat
-        Pareto k-hat of the importance ratios of those draws; NaN where there is none.
+        Pareto k-hat of the importance ratios of those draws; NaN if not available.
     converged, stop_reason, stop_kind
-        Whether the stopping rule was content, and why the fit ended: in a sentence, and as a kind for programs.
+        Whether the stopping rule was satisfied, and why the fit ended: in a sentence, and as a kind
+        that programs can compare.
     n_evals, n_iterations, seconds
-        What it cost.
+        Numbers of evaluations and iterations, and run time.
     failures
-        Every evaluation that gave no usable number.
+        All evaluations without a usable number.
     trace
         One entry per iteration.
     seed, method
-        What to give to repeat it.
+        Seed and method, to repeat the fit.
     notes
         Advice, in plain sentences.
     khat_draws
-        How many draws stand behind ``khat``; few draws lower the value up to which it is good.
+        Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
     backend
         Array library, device and dtype that the fit ran on.
 
@@ -163,7 +165,7 @@ class Report:
     >>> Report(elbo=-3.2, khat=0.68, khat_draws=1000).khat_verdict
     'doubtful, above 0.67: the tails of the posterior are not matched'
     >>> Report(elbo=-3.2, khat=1.1, khat_draws=100).khat_verdict
-    'not known: 100 draws tell it only to about 0.5'
+    'unknown: 100 draws determine it only to within about 0.5'
     """
 
     elbo: float = math.nan
@@ -185,14 +187,14 @@ class Report:
 
     @property
     def khat_limit(self) -> float:
-        """Up to where k-hat is good: 0.7, less for fewer than about 2,200 draws."""
+        """Largest good k-hat: 0.7, and less with fewer than about 2,200 draws."""
         if self.khat_draws is None:
             return KHAT_LIMIT
         return min(1 - 1 / math.log10(max(self.khat_draws, 11)), KHAT_LIMIT)
 
     @property
     def khat_verdict(self) -> str:
-        """What k-hat says, in words."""
+        """What k-hat means, in words."""
         if math.isnan(self.khat):
             return "not available"
         if self.khat < self.khat_limit:
@@ -201,23 +203,23 @@ class Report:
             return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
         error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
         if self.khat_draws is not None and not is_khat_bad(self.khat, self.khat_draws):
-            return f"not known: {self.khat_draws} draws tell it only to about {error:.1f}"
+            return f"unknown: {self.khat_draws} draws determine it only to within about {error:.1f}"
         return "bad, above 1: means and intervals may be far off"
 
 
 class Block(NamedTuple):
-    """Where one parameter stands: its columns of ``u`` and its entries among the labels."""
+    """Position of one parameter: its columns of ``u`` and its entries among the labels."""
 
     name: str
     shape: tuple[int, ...]
     prior: Distribution
     columns: slice
     entries: slice
-    is_native: bool = False  # whether q is over its own scale
+    is_native: bool = False  # whether q describes it on its own scale
 
 
 class Marginal(NamedTuple):
-    """An entry that is Gaussian on the unconstrained scale and mapped on its own: everything is in closed form."""
+    """An entry that is Gaussian in ``u`` and has its own map, so all results are closed forms."""
 
     column: int  # of u
     loc: float
@@ -230,16 +232,16 @@ class Marginal(NamedTuple):
 
     def quantile(self, levels: Floats) -> Floats:
         """Quantiles on the constrained scale: (n,) -> (n,)."""
-        # An interval with an upper end only is reached by a decreasing map.
+        # The map to an interval with only an upper end is decreasing.
         falling = math.isinf(self.support.low) and math.isfinite(self.support.high)
         return self.at(-ndtri(levels) if falling else ndtri(levels))
 
     def density(self, x: Floats) -> Floats:
-        """Density at constrained values inside of the support: (n,) -> (n,)."""
+        """Density at constrained values inside the support: (n,) -> (n,)."""
         return self.density_at((self.support.unconstrain(x, ())[:, 0] - self.loc) / self.scale)
 
     def density_at(self, z: Floats) -> Floats:
-        """`density` at the values ``at(z)``, without the rounding of going there and back: (n,) -> (n,)."""
+        """`density` at the values ``at(z)``, without rounding errors of the map: (n,) -> (n,)."""
         log_q = -0.5 * z**2 - math.log(self.scale) - 0.5 * math.log(2 * math.pi)
         stretch = self.support.log_jacobian((self.loc + self.scale * z)[:, None], ())
         return np.asarray(np.exp(np.minimum(log_q - stretch, _LARGEST_LOG)))
@@ -247,10 +249,10 @@ class Marginal(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fit:
-    """An approximate posterior and the account of how it was found.
+    """An approximate posterior, with its diagnostics and history.
 
-    Means, standard deviations, draws and densities are on the parameters' own, constrained scale and have the structure of the
-    prior: a dict where parameters are named, one array where they are not.
+    Means, standard deviations, draws and densities are on the parameters' own, constrained scale.
+    They have the structure of the prior: a dict if parameters are named, else one array.
 
     Parameters
     ----------
@@ -259,14 +261,15 @@ class Fit:
     family : Family
         The family that ``q`` belongs to.
     q : array
-        The approximation, as its family keeps it.
+        The approximation, in its family's own coordinates.
     report : Report
-        How the fit went.
+        Results and diagnostics of the fit.
 
     Notes
     -----
-    Moments of parameters on the whole real line are exact. The others come from a fixed quasi-random sample whose own mean and
-    covariance on the unconstrained scale are exactly those of q, so they are the same at every call.
+    Moments of parameters on the whole real line are exact. Other moments use a fixed quasi-random
+    sample, so they are the same at every call. On the unconstrained scale, the mean and covariance
+    of that sample are exactly those of q.
 
     Examples
     --------
@@ -274,7 +277,8 @@ class Fit:
 
     >>> from qbvi.distributions import LogNormal, Normal
     >>> model = Model({"beta": Normal(0, 5, shape=2), "sigma": LogNormal(0, 1)})
-    >>> fit = Fit(model, Gaussian(3), Gaussian(3).start(np.array([1.0, 2.0, 0.0]), np.full(3, 0.1)), Report())
+    >>> q = Gaussian(3).start(np.array([1.0, 2.0, 0.0]), np.full(3, 0.1))
+    >>> fit = Fit(model, Gaussian(3), q, Report())
     >>> fit.mean["beta"], fit.sd["beta"]
     (array([1., 2.]), array([0.1, 0.1]))
     >>> fit.sample(1000, seed=2)["beta"].shape
@@ -311,7 +315,7 @@ class Fit:
 
     @property
     def cov(self) -> Structure:
-        """Posterior covariance of every parameter with itself: (size, size), over its entries in C order."""
+        """Posterior covariance of each parameter's entries, in C order: (size, size)."""
         parts = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self.blocks}
         return parts if self.model.is_named else next(iter(parts.values()))
 
@@ -322,7 +326,10 @@ class Fit:
 
     @property
     def factors(self) -> dict[str, Distribution]:
-        """The posterior law of every parameter that has one of its own, as a distribution: ``InverseGamma(alpha=..., beta=...)``."""
+        """Posterior distribution of every parameter with its own family.
+
+        An example is ``InverseGamma(alpha=..., beta=...)``.
+        """
         parts = zip(self.family.independent_parts, self.family.members(self.q), strict=True)
         starts = {block.columns.start: block for block in self.blocks if block.is_native}
         return {
@@ -343,7 +350,7 @@ class Fit:
 
     @property
     def elbo(self) -> float:
-        """Lower bound of the log evidence, from fresh draws."""
+        """Lower bound on the log evidence, from fresh draws."""
         return self.report.elbo
 
     @property
@@ -353,12 +360,12 @@ class Fit:
 
     @property
     def khat(self) -> float:
-        """Pareto k-hat of the importance ratios, which says whether to trust this posterior."""
+        """Pareto k-hat of the importance ratios: whether to trust this posterior."""
         return self.report.khat
 
     @property
     def converged(self) -> bool:
-        """Whether the stopping rule was content."""
+        """Whether the stopping rule was satisfied."""
         return self.report.converged
 
     @property
@@ -373,22 +380,22 @@ class Fit:
 
     @property
     def n_evals(self) -> int:
-        """How often the user's function was evaluated."""
+        """Number of evaluations of the user's function."""
         return self.report.n_evals
 
     @property
     def n_failed(self) -> int:
-        """How many of those evaluations gave no usable number."""
+        """Number of evaluations without a usable number."""
         return len(self.report.failures)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Where, why and how long: each failed evaluation."""
+        """All failed evaluations: where, why, and how long they took."""
         return self.report.failures
 
     @property
     def trace(self) -> Trace:
-        """What happened, one entry per iteration."""
+        """History of the fit, with one entry per iteration."""
         return self.report.trace
 
     @property
@@ -398,12 +405,12 @@ class Fit:
 
     @property
     def seconds(self) -> float:
-        """How long the fit took."""
+        """Run time of the fit in seconds."""
         return self.report.seconds
 
     @property
     def seed(self) -> int | None:
-        """The seed that was given."""
+        """The given seed."""
         return self.report.seed
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Structure:
@@ -414,7 +421,7 @@ class Fit:
         n : int
             Number of draws.
         seed : int, numpy.random.Generator or None
-            Where the draws come from; None gives different draws at every call.
+            Source of the draws; None gives different draws at every call.
 
         Returns
         -------
@@ -431,12 +438,12 @@ class Fit:
         theta : dict of arrays or array
             One point or, with ``batched``, many along the first axis.
         batched : bool
-            Whether there is such an axis.
+            Whether ``theta`` has such an axis.
 
         Returns
         -------
         float or array (n,)
-            Minus infinity outside of the support.
+            Minus infinity outside the support.
         """
         values = theta if batched else mapped(lambda value: np.asarray(value)[None], theta)
         log_q = self._log_prob(values)
@@ -448,7 +455,7 @@ class Fit:
         Parameters
         ----------
         interval : float
-            Posterior probability between the two ends.
+            Posterior probability of the interval.
         """
         if not 0 < interval < 1:
             msg = f"`interval` must be a probability between 0 and 1, got {interval}; 0.95 is the default"
@@ -472,13 +479,13 @@ class Fit:
         return np.stack(columns, axis=1)
 
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
-        """Hand draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
+        """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
         from qbvi.export import to_arviz
 
         return to_arviz(self, kind=kind, draws=draws, seed=seed)
 
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
-        """Draw the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
+        """Plot the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
 
         return plot_trace(self, reference=reference, ax=ax)
@@ -490,7 +497,7 @@ class Fit:
         points: Mapping[str, Structure] | None = None,
         reference: Structure = None,
     ) -> Any:
-        """Draw the density of every entry; see `qbvi.plots.plot_marginals`."""
+        """Plot the density of every entry; see `qbvi.plots.plot_marginals`."""
         from qbvi.plots import plot_marginals
 
         return plot_marginals(self, names=names, prior=prior, points=points, reference=reference)
@@ -502,13 +509,13 @@ class Fit:
         reference: Structure = None,
         max_parameters: int = 10,
     ) -> Any:
-        """Draw every pair of entries; see `qbvi.plots.plot_pairs`."""
+        """Plot every pair of entries; see `qbvi.plots.plot_pairs`."""
         from qbvi.plots import plot_pairs
 
         return plot_pairs(self, names=names, points=points, reference=reference, max_parameters=max_parameters)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fit to one file that `qbvi.load` reads; see `qbvi.storage.save`."""
+        """Write the fit to one file, for `qbvi.load`; see `qbvi.storage.save`."""
         from qbvi.storage import save
 
         save(self, path)
@@ -523,7 +530,7 @@ class Fit:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """Where each parameter stands in ``u`` and among the labels."""
+        """Position of each parameter in ``u`` and among the labels."""
         parameters = self.model.parameters
         ends = np.cumsum([0, *(p.size for p in parameters)]).tolist()
         places = [slice(start, stop) for start, stop in pairwise(ends)]
@@ -534,7 +541,7 @@ class Fit:
 
     @cached_property
     def marginals(self) -> dict[int, Marginal]:
-        """The entries whose marginal has a closed form, by their place among the labels."""
+        """The entries whose marginal has a closed form, by their index among the labels."""
         loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
         found = {}
         for block in self.blocks:
@@ -549,12 +556,12 @@ class Fit:
 
     @cached_property
     def fixed_draws(self) -> Floats:
-        """The quasi-random sample behind moments that have no closed form, on the constrained scale: (n, p)."""
+        """The quasi-random sample for moments without a closed form, constrained: (n, p)."""
         u = to_numpy(self.family.transport(self.q, _matched_normals(_DRAWS, self.model.dim)))
         return to_numpy(self.model.flatten(self.model.constrain(u)))
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
-        """Draw from q itself: (n, d)."""
+        """Draw from q on the unconstrained scale: (n, d)."""
         if n < 1:
             msg = f"`n` must be at least 1, got {n}"
             raise ValueError(msg)
@@ -576,7 +583,7 @@ class Fit:
         return mean, cov
 
     def _structured(self, flat: Floats) -> Structure:
-        """Give entries (p,) the structure of the prior."""
+        """Arrange entries (p,) in the structure of the prior."""
         return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
 
     def _log_prob(self, values: Structure) -> Floats:
@@ -593,7 +600,7 @@ class Fit:
         return to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
 
     def _inside(self, values: Structure) -> NDArray[np.bool_]:
-        """Which points lie in the support; all of them where something else is wrong with the values."""
+        """Which points lie in the support; True if the values are wrong in another way."""
         named = values if self.model.is_named else {self.blocks[0].name: values}
         arrays = [np.asarray(named.get(b.name), dtype=np.float64) for b in self.blocks]
         fine = all(x.shape[1:] == b.shape and np.isfinite(x).all() for x, b in zip(arrays, self.blocks, strict=True))
@@ -620,11 +627,12 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """A table of the posterior, one `Row` per entry, that prints with the diagnostics above it.
+    """A table of the posterior, with one `Row` per entry; it prints the diagnostics above it.
 
     Examples
     --------
-    >>> table = Summary((Row("beta", 1.234567, 0.5, 0.25, 2.25), Row("sigma", 20.0, 0.04, 19.9, 20.1)), 0.95)
+    >>> rows = (Row("beta", 1.234567, 0.5, 0.25, 2.25), Row("sigma", 20.0, 0.04, 19.9, 20.1))
+    >>> table = Summary(rows, 0.95)
     >>> table
              mean     sd     2.5 %  97.5 %
     beta    1.235  0.500   0.250   2.250
@@ -654,11 +662,15 @@ class Summary:
         raise KeyError(msg)
 
     def cells(self) -> list[tuple[str, ...]]:
-        """Return the table as text, head first: numbers to three significant digits of the standard deviation of their row."""
+        """The table as text, header first.
+
+        Numbers have as many decimals as three significant digits of their row's standard
+        deviation.
+        """
         return [("", *self._columns()), *((row.parameter, *_cells(row)) for row in self.rows)]
 
     def to_pandas(self) -> Any:
-        """Return the table as a pandas.DataFrame, one row per entry, with columns mean, sd, lower, upper."""
+        """The table as a pandas.DataFrame, with columns mean, sd, lower, upper."""
         try:
             pd = importlib.import_module("pandas")
         except ImportError as error:
@@ -688,7 +700,7 @@ class Summary:
 
 
 def _matched_normals(n: int, d: int) -> Floats:
-    """Fixed quasi-random normals (n, d) whose sample mean is 0 and, where n allows, whose sample covariance is I."""
+    """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
     rng = np.random.default_rng(20240229)
     z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
     z = to_numpy(z - z.mean(axis=0))
@@ -717,7 +729,7 @@ def _describe(family: Family) -> str:
 
 
 def _account(report: Report) -> list[str]:
-    """How the fit went, in four lines."""
+    """The diagnostics, in four lines."""
     share = len(report.failures) / max(report.n_evals, 1)
     failed = f", {len(report.failures):,} failed ({share:.1%})" if report.failures else ""
     return [
@@ -734,7 +746,7 @@ def _with_error(value: float, error: float) -> str:
 
 
 def _decimals(scale: float, digits: int) -> int:
-    """Decimals that show ``scale`` to so many significant digits."""
+    """Decimals that show ``scale`` to ``digits`` significant digits."""
     if not (math.isfinite(scale) and scale > 0):
         return 3
     return max(0, digits - 1 - math.floor(math.log10(scale)))
@@ -750,7 +762,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
-    """Lay cells out in columns: the first to the left, numbers on their decimal points."""
+    """Align cells in columns: the first to the left, numbers at their decimal points."""
     names, *numbers = zip(*rows, strict=True)
     columns = [[head[0], *names], *([title, *_on_point(cells)] for title, cells in zip(head[1:], numbers, strict=True))]
     widths = [max(len(cell) for cell in column) for column in columns]

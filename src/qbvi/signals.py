@@ -1,4 +1,4 @@
-"""SIGTERM as a polite request to end: for the length of a fit it interrupts as Ctrl-C does."""
+"""During a fit, SIGTERM interrupts as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ __all__ = ["Terminated", "terminated_as_interrupted"]
 
 
 class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM."""
+    """SIGTERM asked the process to end."""
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raise `Terminated` on SIGTERM inside of the block; in the main thread, and where the program has no handler of its own.
+    """Raise `Terminated` on SIGTERM inside the block.
+
+    This applies in the main thread, and only if the program has no handler of its own.
 
     Examples
     --------
@@ -38,7 +40,7 @@ def terminated_as_interrupted() -> Iterator[None]:
     def interrupt(number: int, _: object) -> None:
         if os.getpid() == own:
             raise Terminated(signal.Signals(number).name)
-        signal.signal(number, signal.SIG_DFL)  # a worker forked meanwhile ends as it would have
+        signal.signal(number, signal.SIG_DFL)  # in a forked worker, SIGTERM has its default effect
         os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGTERM, interrupt)

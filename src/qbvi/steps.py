@@ -1,8 +1,9 @@
 r"""How to move and stay inside the domain.
 
-In whitened coordinates the new precision is :math:`P = U \rho(c) U'` for the eigenvalues ``c`` of the change, so whether it
-stays positive definite is a question about a scalar function :math:`\rho`. One class for each answer (paper, Appendix
-"Positive definiteness of the covariance update").
+In whitened coordinates the new precision is :math:`P = U \rho(c) U'`, where ``c`` are the
+eigenvalues of the change. Whether it stays positive definite depends only on the scalar function
+:math:`\rho`. Each class below is one choice of it (paper, Appendix "Positive definiteness of the
+covariance update").
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Step(Protocol):
 
 @dataclass(frozen=True)
 class Plain:
-    r"""The update as it stands, :math:`\rho(c) = 1 - c`: positive definite only while every ``c < 1``.
+    r"""The plain update, :math:`\rho(c) = 1 - c`: positive definite only if every ``c < 1``.
 
-    A fit that takes it stops with an error, and the remedy, when a step leaves the domain.
+    A fit stops with an error when such a step leaves the domain; the error names the remedy.
 
     Examples
     --------
@@ -41,29 +42,31 @@ class Plain:
     """
 
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
-        """Move; a step that leaves the domain is not taken."""
+        """Move; do not take a step that leaves the domain."""
         return family.move(q, update, _plain)
 
 
 @dataclass(frozen=True)
 class BoundedRate:
-    r"""The plain update with its rate reduced to at most ``delta`` of the largest that is allowed.
+    r"""The plain update, shortened to the fraction ``delta`` of the distance to the boundary.
 
     .. math:: \rho(c) = 1 - t c, \quad t = \min(1, \delta / \max c)
 
-    The paper's explicit constraint for a diagonal covariance, which in whitened coordinates covers the full one too.
+    This is the paper's explicit constraint for a diagonal covariance. In whitened coordinates it
+    holds for a full one too.
 
     Parameters
     ----------
     delta
-        Share of the way to the boundary that a step may go, in (0, 1).
+        Largest fraction of the distance to the boundary that one step may use, in (0, 1).
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import DiagonalGaussian
     >>> family = DiagonalGaussian(1)
-    >>> q, inside = BoundedRate(0.5)(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.7]))
+    >>> start = family.start(np.zeros(1), np.ones(1))
+    >>> q, inside = BoundedRate(0.5)(family, start, np.array([0.0, 0.7]))
     >>> family.cov(q)
     array([[2.]])
     """
@@ -74,7 +77,7 @@ class BoundedRate:
         _check_share(self.delta)
 
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
-        """Move by as much of the update as the bound allows."""
+        """Move as far along the update as the bound allows."""
         moved, _ = family.move(q, update, self._curve)
         return moved, _always(q)
 
@@ -88,20 +91,22 @@ class BoundedRate:
 class ExponentialMap:
     r"""Move the logarithm of the precision: :math:`\rho(c) = \exp(-c)`, always positive.
 
-    For a diagonal covariance this is the paper's log-transform, for a full one the geodesic of the precision.
+    For a diagonal covariance this is the paper's log-transform. For a full one it is the geodesic
+    of the precision.
 
     Parameters
     ----------
     limit
-        Largest ``|c|`` taken at its word; a longer step is shortened to it, so that none changes a variance by more than
-        a factor ``exp(limit)``, however wild the draws of the start.
+        Largest ``|c|`` of a step; longer steps are shortened to it. No step then changes a
+        variance by more than a factor ``exp(limit)``, even if the first draws are extreme.
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import DiagonalGaussian
     >>> family = DiagonalGaussian(1)
-    >>> q, inside = ExponentialMap(limit=2.0)(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.5]))
+    >>> start = family.start(np.zeros(1), np.ones(1))
+    >>> q, inside = ExponentialMap(limit=2.0)(family, start, np.array([0.0, 0.5]))
     >>> family.cov(q).round(3)
     array([[2.718]])
     """
@@ -121,14 +126,17 @@ class ExponentialMap:
 
 @dataclass(frozen=True)
 class Retraction:
-    r"""Second-order retraction :math:`\rho(c) = 1 - c + c^2 / 2 \ge 1/2` (Tran et al.; Lin et al., improved Bayesian rule).
+    r"""Second-order retraction :math:`\rho(c) = 1 - c + c^2 / 2 \ge 1/2`.
+
+    It is due to Tran et al., and to Lin et al. (improved Bayesian learning rule).
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import DiagonalGaussian
     >>> family = DiagonalGaussian(1)
-    >>> q, inside = Retraction()(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.5]))
+    >>> start = family.start(np.zeros(1), np.ones(1))
+    >>> q, inside = Retraction()(family, start, np.array([0.0, 0.5]))
     >>> family.cov(q)
     array([[2.]])
     """
@@ -141,20 +149,23 @@ class Retraction:
 
 @dataclass(frozen=True)
 class CholeskyLog:
-    """Move the Cholesky factor of S, its diagonal on the log scale (paper, Appendix "Updating the Cholesky factor").
+    """Move the Cholesky factor of S, with its diagonal on the log scale.
+
+    See the paper, Appendix "Updating the Cholesky factor".
 
     Parameters
     ----------
     limit
-        Largest entry of the change in whitened coordinates; a longer step is shortened to it, since the factor is moved along
-        a straight line and a long one would leave it nearly singular.
+        Largest entry of the change in whitened coordinates; longer steps are shortened to it. The
+        factor moves along a straight line, so a long step could leave it nearly singular.
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import Gaussian
     >>> family = Gaussian(1)
-    >>> q, inside = CholeskyLog()(family, family.start(np.zeros(1), np.ones(1)), np.array([0.0, 0.5]))
+    >>> start = family.start(np.zeros(1), np.ones(1))
+    >>> q, inside = CholeskyLog()(family, start, np.array([0.0, 0.5]))
     >>> family.sd(q).round(3)
     array([1.649])
     """
@@ -168,24 +179,26 @@ class CholeskyLog:
 
 @dataclass(frozen=True)
 class InParameters:
-    r"""Move the textbook parameters :math:`\xi` of every factor by their own natural gradient (paper, Appendix C, ii-b).
+    r"""Move the textbook parameters :math:`\xi` of every factor by their own natural gradient.
 
     .. math:: \xi \leftarrow \xi + \beta I(\xi)^{-1} \nabla_\xi
 
-    with :math:`I(\xi)` the Fisher information of those parameters, inverted: the shape and scale of an inverse gamma, the mean and precision of a
-    Gaussian. It is the plain step where natural and textbook parameters are the same up to an affine map.
+    This is the paper's Appendix C, ii-b. :math:`I(\xi)` is the Fisher information of the textbook
+    parameters: shape and scale of an inverse gamma, mean and precision of a Gaussian. The step is
+    the plain one if natural and textbook parameters differ by an affine map.
 
     Parameters
     ----------
     delta
-        Share of the way to the boundary that a step may go, in (0, 1).
+        Largest fraction of the distance to the boundary that one step may use, in (0, 1).
 
     Examples
     --------
     >>> import numpy as np
     >>> from qbvi.families import InverseGamma
     >>> family = InverseGamma()
-    >>> q, inside = InParameters()(family, family.member({"alpha": 3.0, "beta": 1.0}), np.array([-0.5, 0.25]))
+    >>> start = family.member({"alpha": 3.0, "beta": 1.0})
+    >>> q, inside = InParameters()(family, start, np.array([-0.5, 0.25]))
     >>> family.parameters(q)
     {'alpha': array([3.5]), 'beta': array([0.75])}
     """

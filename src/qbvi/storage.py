@@ -1,4 +1,4 @@
-"""Save and load a fit: arrays and one JSON header in a single ``.npz``, with no code in the file and none run from it."""
+"""Save and load a fit: arrays and one JSON header in one ``.npz``; no code is stored or run."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ __all__ = ["load", "read_facts", "save"]
 _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, **LAWS}
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
-_FACTS = "facts"  # in the header: what the commands keep beside a fit
-_NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # stored as an array: JSON has neither NaN nor infinity
+_FACTS = "facts"  # in the header: what the commands store with a fit
+_NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # an array, as JSON has no NaN or infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 
 
 def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:
-    """Write a fit to one file, whole or not at all.
+    """Write a fit to one file, as a whole or not at all.
 
     Parameters
     ----------
     fit : Fit
-        What to write. Functions of the user's (a `LogPrior`, a `Bijection`) are not written; see `load`.
+        The fit. Its user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
+        `load`.
     path : str or path
-        Where to; the name is kept as it is given.
+        Name of the file, used as given.
     facts : dict, optional
-        What else to keep, as JSON has it; see `read_facts`.
+        Further data to store, as JSON; see `read_facts`.
 
     Examples
     --------
@@ -66,13 +67,14 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     path : str or path
         The file.
     prior : distribution or dict of distributions, optional
-        The prior as it was given to `fit`, or the part of it that holds functions of the user's. Needed where a parameter's map is a
-        function; for a prior density that is one, only to evaluate it again.
+        The prior as given to `fit`, or the part of it that contains user-defined functions. It is
+        required if the map of a parameter is a function. If only a prior density is a function, it
+        is needed only to evaluate that density.
 
     Returns
     -------
     Fit
-        Equal to the one saved, bit for bit.
+        Equal to the saved fit, bit for bit.
     """
     header, arrays = _read(path)
     try:
@@ -87,7 +89,7 @@ def load(path: PathLike, prior: Any = None) -> Fit:
 
 
 def read_facts(path: PathLike) -> dict[str, Any]:
-    """Read what was saved beside a fit; empty where nothing was.
+    """Read the data that was saved with a fit; empty if there was none.
 
     Examples
     --------
@@ -95,7 +97,8 @@ def read_facts(path: PathLike) -> dict[str, Any]:
     >>> from qbvi.families import Gaussian
     >>> from qbvi.model import Model
     >>> from qbvi.results import Report
-    >>> fit = Fit(Model(qbvi.Normal(0, 1)), Gaussian(1), Gaussian(1).start(np.zeros(1), np.ones(1)), Report())
+    >>> q = Gaussian(1).start(np.zeros(1), np.ones(1))
+    >>> fit = Fit(Model(qbvi.Normal(0, 1)), Gaussian(1), q, Report())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(fit, f"{folder}/answer.qbvi", facts={"rows": 12})
     ...     read_facts(f"{folder}/answer.qbvi")

@@ -1,11 +1,13 @@
-r"""Where parameters live: maps from R^k to the real line, half lines, intervals, simplexes, definite matrices and the user's own sets.
+r"""Supports of parameters: maps from R^k to the sets where constrained values live.
 
-A support maps an unconstrained ``u (n, k)`` to constrained values ``x (n, *shape)``, with the inverse and
+The sets are the real line, half lines, intervals, simplexes, ordered vectors, positive definite
+matrices, and sets given by a user's own map. A support maps an unconstrained ``u (n, k)`` to
+constrained values ``x (n, *shape)``. It also gives the inverse map and, for each row,
 
 .. math:: \log |\partial x / \partial u|
 
-per row. Maps saturate instead of overflowing: whatever ``u``, ``x`` is finite and in the closed support. Whole numbers are no
-image of R^k; their support says so.
+The maps saturate instead of overflowing: for every ``u``, ``x`` is finite and in the closed
+support. Whole numbers are not an image of R^k, so `WholeNumbers` refuses to map.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ Function = Callable[[NDArray[np.float64]], Any]
 
 
 class UserDefinedError(ValueError):
-    """A saved specification needs a Python function that files do not hold."""
+    """A saved specification needs a Python function, and files do not hold functions."""
 
 
 class Support(ABC):
@@ -53,7 +55,7 @@ class Support(ABC):
 
     @abstractmethod
     def unconstrained_size(self, shape: Shape) -> int:
-        """How many unconstrained numbers, k, one constrained value of ``shape`` needs."""
+        """Number k of unconstrained numbers that one constrained value of ``shape`` needs."""
 
     @abstractmethod
     def constrain(self, u: Array, shape: Shape) -> Array:
@@ -69,19 +71,19 @@ class Support(ABC):
 
     @abstractmethod
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether every value on the host lies in the closed support; with ``strict``, in its interior."""
+        """Whether every host value lies in the closed support; with ``strict``, in its interior."""
 
     def constrained_shape(self, shape: Shape) -> Shape:
-        """Shape of the constrained value that an unconstrained array of ``shape`` gives."""
+        """Shape of the constrained value that belongs to an unconstrained array of ``shape``."""
         return shape
 
     def to_spec(self) -> dict[str, Any]:
-        """Describe this support by plain data that `support_from_spec` reads."""
+        """Describe this support as plain data, for `support_from_spec`."""
         return {"kind": type(self).__name__}
 
 
 class Elementwise(Support):
-    """A support that treats every number on its own, between ``low`` and ``high``."""
+    """A support that treats each entry separately, between ``low`` and ``high``."""
 
     @abstractmethod
     def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -117,7 +119,7 @@ class Real(Elementwise):
         return _shaped(u, shape)
 
     def unconstrain(self, x: Array, shape: Shape) -> Array:
-        """``u = x``, laid flat."""
+        """``u = x``, flattened."""
         return _flat(x, shape)
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:
@@ -159,8 +161,9 @@ class Positive(Elementwise):
 class Interval(Elementwise):
     """Numbers between ``low`` and ``high``; either end, or both, may be infinite.
 
-    ``x = low + (high - low) / (1 + exp(-u))`` between two finite ends, ``low + exp(u)`` above one,
-    ``high - exp(u)`` below one.
+    - ``x = low + (high - low) / (1 + exp(-u))`` if both ends are finite,
+    - ``x = low + exp(u)`` if only ``low`` is,
+    - ``x = high - exp(u)`` if only ``high`` is.
 
     Parameters
     ----------
@@ -185,7 +188,7 @@ class Interval(Elementwise):
                 f"`low` must be below `high`, at a distance that a float can hold, got low={self.low}, high={self.high}"
             )
             raise ValueError(msg)
-        # Nested tuples rather than arrays: a support compares and hashes.
+        # Nested tuples instead of arrays, so that supports can be compared and hashed.
         object.__setattr__(self, "low", _as_tuples(low.tolist()))
         object.__setattr__(self, "high", _as_tuples(high.tolist()))
 
@@ -199,13 +202,14 @@ class Interval(Elementwise):
         xp = array_namespace(u)
         low, high, above, below = self._ends(u, shape)
         tail = xp.exp(-xp.abs(u))
-        part = tail / (1 + tail)  # sigmoid(-|u|); measured from the nearer end, so that rounding cannot step over it
+        # sigmoid(-|u|), the distance from the nearer end: rounding cannot carry x across it.
+        part = tail / (1 + tail)
         between = xp.where(u > 0, high - (high - low) * part, low + (high - low) * part)
         half = xp.where(above, low + bounded_exp(u), xp.where(below, high - bounded_exp(u), u))
         return _shaped(xp.where(above & below, between, half), shape)
 
     def unconstrain(self, x: Array, shape: Shape) -> Array:
-        """``log(x - low) - log(high - x)`` between two finite ends, one of the two logarithms otherwise."""
+        """``log(x - low) - log(high - x)``, or one of the two if only one end is finite."""
         xp = array_namespace(x)
         x = _flat(x, shape)
         low, high, above, below = self._ends(x, shape)
@@ -214,7 +218,11 @@ class Interval(Elementwise):
         return xp.where(above & below, from_low - from_high, half)
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:
-        """``sum(log(high - low) - softplus(u) - softplus(-u))`` between two finite ends, ``sum(u)`` with one."""
+        """Log-Jacobian of the map: (n, k) -> (n,).
+
+        ``sum(log(high - low) - softplus(u) - softplus(-u))`` if both ends are finite; ``sum(u)``
+        if only one is.
+        """
         xp = array_namespace(u)
         low, high, above, below = self._ends(u, shape)
         width = xp.where(above & below, high - low, xp.ones_like(u))
@@ -222,11 +230,11 @@ class Interval(Elementwise):
         return _row_sum(xp.where(above & below, between, xp.where(above | below, u, xp.zeros_like(u))))
 
     def to_spec(self) -> dict[str, Any]:
-        """Describe this support by plain data; infinite ends become strings, which JSON can hold."""
+        """Describe this support as plain data; infinite ends become strings, as JSON requires."""
         return {"kind": "Interval", "low": _to_json(self.low), "high": _to_json(self.high)}
 
     def _ends(self, u: Array, shape: Shape) -> tuple[Array, Array, Array, Array]:
-        """Ends with zero in place of infinity, and whether each is finite, each (k,) in the namespace of ``u``."""
+        """Ends with zero for infinity, and whether each is finite; four arrays (k,) like ``u``."""
         xp = array_namespace(u)
         low, high = self.bounds(shape)
         above, below = np.isfinite(low), np.isfinite(high)
@@ -236,11 +244,11 @@ class Interval(Elementwise):
 
 @dataclass(frozen=True)
 class Simplex(Support):
-    """Non-negative numbers that sum to one along the last axis, K of them from K - 1.
+    """Non-negative numbers that sum to one along the last axis: K of them, from K - 1.
 
-    ``x = softmax(H' u)`` with the rows of ``H`` an orthonormal basis of the vectors that sum to zero, the isometric
-    log-ratio of compositional data. No category is singled out, and a symmetric Dirichlet has uncorrelated
-    coordinates, so a diagonal posterior loses little.
+    ``x = softmax(H' u)``. The rows of ``H`` are an orthonormal basis of the vectors that sum to
+    zero. This is the isometric log-ratio of compositional data. It treats all categories alike.
+    The coordinates of a symmetric Dirichlet are uncorrelated, so a diagonal posterior loses little.
 
     Examples
     --------
@@ -261,7 +269,7 @@ class Simplex(Support):
         return array_namespace(u).exp(self.log_constrain(u, shape))
 
     def log_constrain(self, u: Array, shape: Shape) -> Array:
-        """Logarithm of `constrain`, exact where that underflows: (n, k) -> ``(n, *shape)``."""
+        """Logarithm of `constrain`, exact also if that underflows: (n, k) -> ``(n, *shape)``."""
         xp = array_namespace(u)
         u = xp.reshape(u, (u.shape[0], *shape[:-1], shape[-1] - 1))
         logits = u @ like(u, helmert(shape[-1]))
@@ -273,12 +281,15 @@ class Simplex(Support):
         return self.unconstrain_log(bounded_log(x), shape)
 
     def unconstrain_log(self, log_x: Array, shape: Shape) -> Array:
-        """`unconstrain` of what is known by its logarithm, up to a factor: ``(n, *shape)`` -> (n, k)."""
+        """`unconstrain` from ``log x``, given up to a constant: ``(n, *shape)`` -> (n, k)."""
         u = log_x @ like(log_x, helmert(shape[-1]).T)
         return array_namespace(u).reshape(u, (u.shape[0], self.unconstrained_size(shape)))
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:
-        """Of the first K - 1 entries, the measure of the Dirichlet density: ``sum(log x) + log(K) / 2``."""
+        """Log-Jacobian of the first K - 1 entries: ``sum(log x) + log(K) / 2``.
+
+        The Dirichlet density is a density of the same K - 1 entries.
+        """
         constant = math.prod(shape[:-1]) * math.log(shape[-1]) / 2
         return _row_sum(_flat(self.log_constrain(u, shape), shape)) + constant
 
@@ -295,7 +306,7 @@ class Simplex(Support):
 
 @dataclass(frozen=True)
 class Ordered(Support):
-    """Numbers that increase along the last axis: the first is free, each next adds ``exp(u)``.
+    """Numbers that increase along the last axis: the first is free, each later one adds ``exp(u)``.
 
     Examples
     --------
@@ -305,7 +316,7 @@ class Ordered(Support):
     """
 
     def unconstrained_size(self, shape: Shape) -> int:
-        """As many as there are entries."""
+        """One per entry."""
         if not shape:
             msg = "an Ordered support needs a `shape` with a last axis to be ordered along, got ()"
             raise ValueError(msg)
@@ -329,7 +340,7 @@ class Ordered(Support):
         return _row_sum(_flat(increments, (*shape[:-1], shape[-1] - 1)))
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether the entries do not decrease along the last axis; with ``strict``, increase."""
+        """Whether the entries never decrease along the last axis; with ``strict``, increase."""
         x = np.asarray(x, dtype=np.float64)
         steps = np.diff(x, axis=-1)
         return bool(np.all(np.isfinite(x)) and np.all(steps > 0 if strict else steps >= 0))
@@ -337,9 +348,10 @@ class Ordered(Support):
 
 @dataclass(frozen=True)
 class PositiveDefinite(Support):
-    """Symmetric positive definite matrices along the last two axes: ``x = L L'``, with the diagonal of ``L`` on the log scale.
+    """Symmetric positive definite matrices along the last two axes: ``x = L L'``.
 
-    The unconstrained numbers are the entries of ``L`` on and below the diagonal, row by row.
+    The unconstrained numbers are the entries of ``L`` on and below the diagonal, row by row, with
+    those on the diagonal on the log scale.
 
     Examples
     --------
@@ -375,13 +387,14 @@ class PositiveDefinite(Support):
         return xp.where(on_diagonal, xp.sqrt(bounded_exp(2 * entries)), entries)
 
     def unconstrain(self, x: Array, shape: Shape) -> Array:
-        """The Cholesky factor, by way of eigenvalues, which singular matrices have too."""
+        """The Cholesky factor, computed from eigenvalues so that singular matrices have one too."""
         xp = array_namespace(x)
         p, tiny = shape[-1], float(xp.finfo(x.dtype).smallest_normal)
         sd = xp.sqrt(xp.clip(xp.linalg.diagonal(x), tiny, None))
         values, vectors = xp.linalg.eigh(x / (sd[..., :, None] * sd[..., None, :]))
         half = xp.sqrt(xp.clip(values, float(xp.finfo(x.dtype).eps), None))[..., :, None] * xp.matrix_transpose(vectors)
-        factor = xp.matrix_transpose(xp.linalg.qr(half)[1])  # half' half = factor factor', up to signs
+        # half' half = factor factor', up to signs.
+        factor = xp.matrix_transpose(xp.linalg.qr(half)[1])
         factor = factor * xp.sign(xp.linalg.diagonal(factor))[..., None, :] * sd[..., :, None]
         on_diagonal = xp.asarray(np.eye(p, dtype=bool), device=device(x))
         flat = xp.reshape(xp.where(on_diagonal, bounded_log(factor), factor), (x.shape[0], *shape[:-2], p * p))
@@ -390,7 +403,10 @@ class PositiveDefinite(Support):
         return xp.reshape(lower, (x.shape[0], self.unconstrained_size(shape)))
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:
-        """Of the entries on and below the diagonal: ``p log 2 + sum((p - i + 2) u_ii)`` for each matrix, i from one."""
+        """Log-Jacobian of the entries on and below the diagonal: (n, k) -> (n,).
+
+        ``p log 2 + sum((p - i + 2) u_ii)`` for each matrix, with i counted from one.
+        """
         p = shape[-1]
         row, column = np.tril_indices(p)
         weights = np.where(row == column, p - row + 1.0, 0.0)
@@ -398,13 +414,16 @@ class PositiveDefinite(Support):
         return u @ like(u, np.tile(weights, matrices)) + matrices * p * math.log(2)
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether every matrix is symmetric and has no negative eigenvalue; with ``strict``, none of zero."""
+        """Whether each matrix is symmetric and positive semidefinite; with ``strict``, definite."""
         x = np.asarray(x, dtype=np.float64)
         return x.ndim >= 2 and x.shape[-1] == x.shape[-2] and bool(np.all(self.holds(x, strict=strict)))
 
     @staticmethod
     def holds(x: Array, *, strict: bool = False) -> Array:
-        """`contains` for each matrix on its own, by eigenvalues with the diagonal scaled to one: (..., p, p) -> (...)."""
+        """`contains` for each matrix: (..., p, p) -> (...).
+
+        The eigenvalues are those of the matrix with its diagonal scaled to one.
+        """
         xp = array_namespace(x)
         finite = xp.all(xp.isfinite(x), axis=(-2, -1))
         x = xp.where(finite[..., None, None], x, xp.zeros_like(x))
@@ -417,7 +436,7 @@ class PositiveDefinite(Support):
         return finite & symmetric & definite
 
     def constrained_shape(self, shape: Shape) -> Shape:
-        """The matrices whose entries on and below the diagonal lie along the last axis."""
+        """Shape of the matrices whose lower triangles have their entries along the last axis."""
         k = shape[-1] if shape else 1
         p = (math.isqrt(8 * k + 1) - 1) // 2
         if p * (p + 1) // 2 != k:
@@ -428,9 +447,9 @@ class PositiveDefinite(Support):
 
 @dataclass(frozen=True)
 class WholeNumbers(Elementwise):
-    """Whole numbers from ``low`` to ``high``, both included: a set that no map from the real line reaches.
+    """Whole numbers from ``low`` to ``high``, both included. No map from R reaches them.
 
-    A parameter on it has a family of its own, whose values are whole numbers.
+    A parameter on this support needs a family of whole numbers.
 
     Examples
     --------
@@ -460,24 +479,24 @@ class WholeNumbers(Elementwise):
         return np.full(math.prod(shape), self.low), np.full(math.prod(shape), self.high)
 
     def constrain(self, u: Array, shape: Shape) -> NoReturn:
-        """There is no such map."""
+        """Raise an error: there is no such map."""
         self._refuse()
 
     def unconstrain(self, x: Array, shape: Shape) -> NoReturn:
-        """There is no such map."""
+        """Raise an error: there is no such map."""
         self._refuse()
 
     def log_jacobian(self, u: Array, shape: Shape) -> NoReturn:
-        """There is no such map."""
+        """Raise an error: there is no such map."""
         self._refuse()
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether every value is a whole number within the ends, which belong to the set."""
+        """Whether every value is a whole number from ``low`` to ``high``, both included."""
         x = np.asarray(x, dtype=np.float64)
         return super().contains(x) and bool(np.all(x == np.round(x)))
 
     def to_spec(self) -> dict[str, Any]:
-        """Describe this support by plain data."""
+        """Describe this support as plain data."""
         return {"kind": "WholeNumbers", "low": _to_json(self.low), "high": _to_json(self.high)}
 
     def _refuse(self) -> NoReturn:
@@ -487,26 +506,30 @@ class WholeNumbers(Elementwise):
 
 @dataclass(frozen=True, init=False, repr=False)
 class Bijection(Support):
-    """The user's own map from R^k, given by NumPy functions; by functions of jax.numpy where JAX compiles the fit.
+    """A user's own map from R^k.
+
+    The functions use NumPy. They use jax.numpy if JAX compiles the fit.
 
     Parameters
     ----------
     forward : callable
         ``u (k,) -> x``, an array of the parameter's shape.
     inverse : callable, optional
-        ``x -> u (k,)``. Needed only where constrained values are given, such as starting values.
+        ``x -> u (k,)``. Needed only to map constrained values back, such as starting values.
     log_jacobian : callable, optional
-        ``u (k,) -> float``, the log absolute determinant of the derivative of ``forward``. Without it central
-        differences are taken, at 2 k calls of ``forward`` a point: about ten digits where ``forward`` is smooth at
-        unit scale, fewer in flat tails, and only for maps between equal dimensions.
+        ``u (k,) -> float``, the log absolute determinant of the derivative of ``forward``. Without
+        it, central differences cost 2 k calls of ``forward`` per point. They give about ten digits
+        where ``forward`` is smooth at unit scale, fewer in flat tails. They need a map between
+        equal dimensions.
     unconstrained_size : int, optional
-        k; the number of entries of the parameter unless given.
+        The number k. By default the number of entries of the parameter.
     vectorized : bool
-        Whether the functions take and return a leading axis of n points.
+        Whether the functions take and return arrays with a leading axis of n points.
 
     Examples
     --------
-    The paper's GARCH(1, 1) parameters: ``omega`` in (0, 1), ``alpha`` and ``beta`` positive with a sum below one.
+    The paper's GARCH(1, 1) parameters: ``omega`` in (0, 1), ``alpha`` and ``beta`` positive with a
+    sum below one.
 
     >>> import numpy as np
     >>> from scipy.special import expit, logit
@@ -550,7 +573,7 @@ class Bijection(Support):
         return f"Bijection({getattr(self.forward, '__qualname__', type(self.forward).__name__)})"
 
     def unconstrained_size(self, shape: Shape) -> int:
-        """The size given, or the number of entries."""
+        """The given size, by default the number of entries."""
         return math.prod(shape) if self.size is None else self.size
 
     def constrain(self, u: Array, shape: Shape) -> Array:
@@ -571,7 +594,7 @@ class Bijection(Support):
         return self._call("log_jacobian", self.log_jacobian_function, u, ())
 
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
-        """Whether the values are finite; what ``forward`` can reach is known to the user alone."""
+        """Whether the values are finite; only the user knows which of them ``forward`` reaches."""
         return bool(np.all(np.isfinite(np.asarray(x, dtype=np.float64))))
 
     def constrained_shape(self, shape: Shape) -> Shape:
@@ -584,7 +607,7 @@ class Bijection(Support):
         return {"kind": "Bijection", "user_defined": True}
 
     def _call(self, name: str, function: Function, points: Array, shape: Shape) -> Array:
-        """Apply a user's function to all points, and hold it to the shape it owes."""
+        """Apply a user's function to all points, and check the shape that it returns."""
         if is_traced(points):
             values = call_traced(f"`{name}` of {self!r}", function, points, vectorized=self.vectorized)
         else:
@@ -598,7 +621,7 @@ class Bijection(Support):
         return values
 
     def _on_the_host(self, function: Function, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values at points that the function may overwrite."""
+        """Values at the points, which the function may overwrite."""
         values = function(points) if self.vectorized else [function(point) for point in points]
         return np.asarray(values, dtype=np.float64)
 
@@ -622,7 +645,7 @@ SUPPORTS: dict[str, type[Support]] = {
 
 
 def support_from_spec(spec: Mapping[str, Any]) -> Support:
-    """Rebuild a support from what `Support.to_spec` gave.
+    """Rebuild a support from the output of `Support.to_spec`.
 
     Examples
     --------
@@ -640,28 +663,28 @@ def support_from_spec(spec: Mapping[str, Any]) -> Support:
 
 
 def like(u: Array, host: ArrayLike) -> Array:
-    """Bring host numbers to the namespace, dtype and device of ``u``."""
+    """Copy host numbers to the namespace, dtype and device of ``u``."""
     numbers = np.asarray(host)
     if not numbers.flags.writeable:
-        numbers = numbers.copy()  # PyTorch shares the memory it is given, and warns of one it must not write to
+        numbers = numbers.copy()  # PyTorch shares memory with it, and warns if it is read-only
     return array_namespace(u).asarray(numbers, dtype=u.dtype, device=device(u))
 
 
 def bounded_exp(v: Array) -> Array:
-    """``exp(v)``, held within what the dtype can represent with room for sums of thousands."""
+    """``exp(v)``, clipped so that sums of thousands of such numbers stay finite in the dtype."""
     xp = array_namespace(v)
     limit = -math.log(float(xp.finfo(v.dtype).smallest_normal)) - 8.0
     return xp.exp(xp.clip(v, -limit, limit))
 
 
 def bounded_log(v: Array) -> Array:
-    """``log(v)``, with anything below the smallest normal number, negative ones included, taken as that number."""
+    """``log(v)``, with ``v`` raised to at least the smallest normal number of the dtype."""
     xp = array_namespace(v)
     return xp.log(xp.clip(v, float(xp.finfo(v.dtype).smallest_normal), None))
 
 
 def softplus(v: Array) -> Array:
-    """``log(1 + exp(v))`` without overflow; ``-softplus(-v)`` is the log of the logistic function."""
+    """``log(1 + exp(v))`` without overflow; ``-softplus(-v)`` is the log of the sigmoid."""
     xp = array_namespace(v)
     return xp.logaddexp(v, xp.zeros_like(v))
 
@@ -685,7 +708,7 @@ def _row_sum(terms: Array) -> Array:
 
 
 def _lower_positions(p: int) -> NDArray[np.int64]:
-    """Where each entry of a matrix is found among those on and below its diagonal; above it, one past their end."""
+    """Index of each matrix entry in the lower triangle; above the diagonal, p (p + 1) / 2."""
     position = np.full((p, p), p * (p + 1) // 2, dtype=np.int64)
     position[np.tril_indices(p)] = np.arange(p * (p + 1) // 2)
     return position.reshape(-1)

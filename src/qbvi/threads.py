@@ -1,4 +1,7 @@
-"""One BLAS thread for our own linear algebra: its matrices are small, and threads that wait for each other cost more than they save."""
+"""One BLAS thread for qbvi's own linear algebra.
+
+Its matrices are small, and threads that wait for each other cost more than they save.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["one_blas_thread"]
 
 
 def one_blas_thread() -> AbstractContextManager[Any]:
-    """Limit BLAS to one thread inside of a ``with``; results then do not depend on how many cores there are.
+    """Limit BLAS to one thread in a ``with`` block; results then do not depend on the cores.
 
     Examples
     --------
@@ -25,7 +28,7 @@ def one_blas_thread() -> AbstractContextManager[Any]:
 
 @lru_cache(maxsize=1)
 def _controller() -> ThreadpoolController:
-    # Looking for the libraries takes milliseconds, and those that we call are loaded by then.
+    # Finding the libraries takes milliseconds, so do it once, after the ones in use are loaded.
     import scipy.linalg  # noqa: F401
 
     return ThreadpoolController()

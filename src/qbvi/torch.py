@@ -1,4 +1,4 @@
-"""PyTorch modules as models: parameters by name, a forward pass for many draws at once, predictions with their uncertainty."""
+"""PyTorch modules as models: named parameters, vectorised forward passes, and predictions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ Tensor = Any
 Floats = NDArray[np.float64]
 Tensors = Mapping[str, Any]
 
-_CHUNK_BYTES = 2**25  # of activations: few enough to stay near the processor, enough to keep it busy
+_CHUNK_BYTES = 2**25  # of activations: few enough for the processor's cache, enough to keep it busy
 _CHUNK_BYTES_GPU = 2**30
-_LARGEST_BLOCK = 100  # weights of a layer that get a full covariance: beyond, its thousands of entries drown in the noise of the draws
+# Largest layer, in weights, with a full covariance. The thousands of entries of a larger one are
+# lost in the noise of the draws.
+_LARGEST_BLOCK = 100
 
 
 def module_likelihood(
@@ -46,46 +48,57 @@ def module_likelihood(
     chunk_size: int | None = None,
     compile: bool | str = False,
 ) -> ModuleLikelihood:
-    r"""Turn a module and a loss into a log-likelihood over the module's parameters, for all draws of a step at once.
+    r"""Turn a module and a loss into a log-likelihood of the module's parameters.
 
     .. math:: \log p(y | \theta) = -\text{scale} \sum_{i} \text{loss}(\text{net}_\theta(x_i), y_i)
 
-    No gradient is taken: activations may be steps, and weights may be compared, rounded or sorted.
+    It evaluates all draws of a step at once. It takes no gradients, so activations may be steps,
+    and weights may be compared, rounded or sorted.
 
     Parameters
     ----------
     net
-        The module. Its parameters become named parameters; those with ``requires_grad=False`` stay as they are. It is copied, and computes on its own device
-        and in its own dtype, whatever those of the draws; sums over rows are float64.
+        The module. Its parameters become named parameters, except those with
+        ``requires_grad=False``, which are fixed. The module is copied. It computes on its own
+        device and in its own dtype, whatever those of the draws. Sums over rows are float64.
     loss
-        A module such as ``torch.nn.CrossEntropyLoss()``, a function of ``torch.nn.functional``, or any function of ``(output, target)`` that
-        returns one loss for each row. What the reduction of the former is set to plays no part: losses are summed over the rows.
+        A module such as ``torch.nn.CrossEntropyLoss()``, a function of ``torch.nn.functional``, or
+        any function of ``(output, target)`` that returns one loss per row. Losses are summed over
+        the rows, whatever the ``reduction`` of the module or function.
     prior
-        By name of the parameter, or by pattern (``"*.bias"``): a standard deviation about zero, or a distribution of the parameter's shape. A name goes before patterns,
-        the first pattern before others. All else is ``Normal(0, 1 / sqrt(fan_in))`` for weights, ``Normal(0, 1)`` for biases and
-        embeddings, ``Normal(1, 1)`` for the factors of normalisation layers.
+        A standard deviation around zero, or a distribution of the parameter's shape, by the name of
+        a parameter or by pattern (``"*.bias"``). Names take precedence over patterns, and earlier
+        patterns over later ones. The defaults are ``Normal(0, 1 / sqrt(fan_in))`` for weights,
+        ``Normal(0, 1)`` for biases and embeddings, and ``Normal(1, 1)`` for the factors of
+        normalisation layers.
     scale
-        Nats in one unit of loss: 1 for a loss that is minus a log-density (cross entropy), ``1 / (2 * sd**2)`` for a squared error under
-        Gaussian noise of standard deviation ``sd``. Values below 1 temper the likelihood.
+        Nats per unit of loss: 1 if the loss is minus a log-density (cross entropy),
+        ``1 / (2 * sd**2)`` for a squared error with Gaussian noise of standard deviation ``sd``.
+        Values below 1 temper the likelihood.
     chunk_size
-        Draws in one forward pass. By default as many as keep the activations at some ten megabytes (a gigabyte on a GPU). With 1 the draws go one by one, without
-        ``torch.vmap``: slower, and for modules that it cannot follow, such as recurrent ones.
+        Number of draws per forward pass. By default the activations take some ten megabytes (a
+        gigabyte on a GPU). With 1, draws are evaluated one by one without ``torch.vmap``. This is
+        slower, but works for modules that ``torch.vmap`` cannot handle, such as recurrent ones.
     compile
-        Whether to compile the pass with ``torch.compile``, or in which of its modes; ``"reduce-overhead"`` is CUDA graphs.
+        Whether to compile the pass with ``torch.compile``, or its mode; ``"reduce-overhead"`` uses
+        CUDA graphs.
 
     Returns
     -------
     ModuleLikelihood
-        Callable as ``f(params, (inputs, targets))``, with ``prior``, ``layers()``, ``predict`` and ``log_score``.
+        Callable as ``f(params, (inputs, targets))``, with ``prior``, ``layers()``, ``predict`` and
+        ``log_score``.
 
     Examples
     --------
     >>> import numpy as np, qbvi, qbvi.torch, torch
     >>> X = torch.linspace(-1, 1, 50)[:, None]
     >>> y = 2 * X
-    >>> likelihood = qbvi.torch.module_likelihood(torch.nn.Linear(1, 1), torch.nn.MSELoss(), scale=50.0)
+    >>> net, loss = torch.nn.Linear(1, 1), torch.nn.MSELoss()
+    >>> likelihood = qbvi.torch.module_likelihood(net, loss, scale=50.0)
     >>> likelihood.prior
-    {'weight': Normal(loc=0.0, scale=1.0, shape=(1, 1)), 'bias': Normal(loc=0.0, scale=1.0, shape=(1,))}
+    {'weight': Normal(loc=0.0, scale=1.0, shape=(1, 1)),
+    'bias': Normal(loc=0.0, scale=1.0, shape=(1,))}
     >>> fit = qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=(X, y), seed=1)
     >>> bool(abs(fit.mean["weight"][0, 0] - 2) < 0.02)
     True
@@ -108,16 +121,16 @@ def module_likelihood(
 
 @dataclass(frozen=True, eq=False)
 class ModuleLikelihood:
-    """The log-likelihood of a module's parameters; made by `module_likelihood`.
+    """The log-likelihood of a module's parameters, created by `module_likelihood`.
 
     Attributes
     ----------
     net : torch.nn.Module
         A copy of the module.
     prior : dict
-        Distributions by name of the parameter, for ``qbvi.fit(likelihood, likelihood.prior, ...)``.
+        Distributions by parameter name, for ``qbvi.fit(likelihood, likelihood.prior, ...)``.
     scale : float
-        Nats in one unit of loss.
+        Nats per unit of loss.
 
     Examples
     --------
@@ -125,8 +138,10 @@ class ModuleLikelihood:
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
     >>> likelihood = qbvi.torch.module_likelihood(net, torch.nn.CrossEntropyLoss())
     >>> likelihood
-    ModuleLikelihood(Sequential, 51 parameters: 0.weight (8, 2), 0.bias (8,), 2.weight (3, 8), 2.bias (3,))
-    >>> draws = {name: prior.sample(np.random.default_rng(1), 5) for name, prior in likelihood.prior.items()}
+    ModuleLikelihood(Sequential, 51 parameters: 0.weight (8, 2), 0.bias (8,), 2.weight (3, 8),
+    2.bias (3,))
+    >>> rng = np.random.default_rng(1)
+    >>> draws = {name: prior.sample(rng, 5) for name, prior in likelihood.prior.items()}
     >>> likelihood(draws, (torch.zeros(10, 2), torch.zeros(10, dtype=torch.int64))).shape
     torch.Size([5])
     """
@@ -139,30 +154,34 @@ class ModuleLikelihood:
     compile: bool | str = False
 
     def __call__(self, params: Tensors, batch: Any) -> Tensor:
-        """Log-likelihood of a batch ``(inputs, targets)``: (S,) for stacked draws, a number for one point.
+        """Log-likelihood of a batch ``(inputs, targets)``: (S,) for S draws, () for one point.
 
-        Draws may be tensors or NumPy arrays; values come back as float64 tensors, on the device of the draws.
+        Draws may be tensors or NumPy arrays. Values are float64 tensors on the device of the draws.
         """
         return (-self.scale * self._losses(params, batch)).sum(-1, dtype=torch.float64).to(_device_of(params))
 
     def terms(self, params: Tensors, batch: Any) -> Tensor:
-        """Log-likelihood of every row: (S, rows), or (rows,) at one point."""
+        """Log-likelihood of every row: (S, rows), or (rows,) for one point."""
         return -self.scale * self._losses(params, batch)
 
     def outputs(self, params: Tensors, inputs: Any) -> Tensor:
-        """What the module gives for ``inputs``: (S, rows, ...), or (rows, ...) at one point; in tuples or dicts where the module returns such.
+        """Outputs of the module for ``inputs``: (S, rows, ...), or (rows, ...) for one point.
 
-        ``inputs`` is a tensor or array, a tuple of them for a module of several arguments, or a dict by argument.
+        They are in tuples or dicts if the module returns such. ``inputs`` is a tensor or array, a
+        tuple of them for a module with several arguments, or a dict by argument.
         """
         return self._mapped(self._forward, params, (self._to_net(inputs),))
 
     def layers(self, largest: int = _LARGEST_BLOCK) -> dict[tuple[str, ...], str]:
-        """Independent blocks for ``qbvi.fit(family=...)``: full covariance inside each layer, diagonal where it is too large.
+        """Independent blocks for ``qbvi.fit(family=...)``: one per layer.
+
+        A layer has a full covariance, or a diagonal one if it is large.
 
         Parameters
         ----------
         largest
-            Number of weights up to which a layer has a full covariance. It takes ``largest**2`` numbers to hold, and a few times that many draws to learn.
+            Largest number of weights of a layer with a full covariance. Such a covariance has
+            ``largest**2`` entries, and needs a few times as many draws.
 
         Examples
         --------
@@ -188,30 +207,32 @@ class ModuleLikelihood:
         seed: int = 0,
         link: Callable[[Tensor], Tensor] | None = None,
     ) -> Prediction:
-        """Predict new rows: outputs of the module at draws from the posterior, and their mean and spread.
+        """Predict new rows: outputs at draws from the posterior, with their mean and spread.
 
         Parameters
         ----------
         posterior
-            A `qbvi.Fit`, or a dict of stacked draws.
+            A `qbvi.Fit`, or a dict of draws along a first axis.
         inputs
             As for `outputs`.
         n_draws, seed
-            How many draws from a fit, and where they come from.
+            Number of draws from a fit, and their seed.
         link
-            From what `outputs` gives, (S, rows, ...), to what is to be averaged. By default probabilities, where the loss is a cross entropy of logits; else the outputs
-            themselves.
+            Function from the result of `outputs`, (S, rows, ...), to the quantity to average. By
+            default it gives probabilities if the loss is a cross entropy of logits, else the
+            outputs themselves.
         """
         link = _default_link(self.loss) if link is None else link
         outputs = self.outputs(self._drawn(posterior, n_draws, seed), inputs)
         return Prediction(_to_host(link(outputs)))
 
     def log_score(self, posterior: Any, batch: Any, *, n_draws: int = 1000, seed: int = 0) -> Floats:
-        r"""Log predictive density of each row of ``(inputs, targets)``: larger is better.
+        r"""Log predictive density of each row of ``(inputs, targets)``; larger is better.
 
         .. math:: \log \frac1S \sum_s p(y_i | x_i, \theta_s)
 
-        It is that of the data where ``scale * loss`` is minus a log-density, and lacks its constant where the loss does, as a squared error.
+        It is the log density of the data if ``scale * loss`` is minus a log-density. If the loss
+        lacks the constant, as a squared error does, so does the score.
         """
         terms = self.terms(self._drawn(posterior, n_draws, seed), batch).double()
         return _to_host(torch.logsumexp(terms, 0) - np.log(len(terms)))
@@ -227,12 +248,12 @@ class ModuleLikelihood:
 
     @functools.cached_property
     def _made(self) -> dict[str, Callable[..., Any]]:
-        """Functions of many draws, by the method of one draw."""
+        """Functions of many draws, by the name of the method for one draw."""
         return {}
 
     @functools.cached_property
     def _bytes(self) -> dict[str, int]:
-        """Bytes of the activations of one draw, by the shapes of its inputs."""
+        """Bytes of the activations of one draw, by the shapes of the inputs."""
         return {}
 
     def _losses(self, params: Tensors, batch: Any) -> Tensor:
@@ -250,7 +271,7 @@ class ModuleLikelihood:
         return torch.func.functional_call(self.net, dict(point), args, kwargs)
 
     def _mapped(self, function: Callable[..., Tensor], params: Tensors, args: tuple[Any, ...]) -> Tensor:
-        """A function of one point, at one point or at stacked ones, some of them at a time."""
+        """Evaluate a function of one point at one point, or at many in chunks."""
         points = self._on_net(params)
         with torch.no_grad():
             if _is_one(points, self.prior):
@@ -263,7 +284,7 @@ class ModuleLikelihood:
                 return _joined([many(chunk, *args) for chunk in _chunks(points, size)])
 
     def _vectorised(self, name: str, n_args: int) -> Callable[..., Tensor]:
-        """A method of one point as a function of many; made once, so that it is compiled once."""
+        """A method of one point as a function of many; cached, so that it is compiled once."""
         if name not in self._made:
             in_dims = (0, *(None for _ in range(n_args)))
             many = torch.vmap(getattr(self, name), in_dims=in_dims, randomness="error")
@@ -282,7 +303,7 @@ class ModuleLikelihood:
         return {name: _tensor(params[name]).to(own[name]) for name in self.prior}
 
     def _to_net(self, data: Any) -> Any:
-        """Inputs or targets on the module's device; floats in its dtype, whole numbers as they are."""
+        """Inputs or targets on the module's device; floats in its dtype, integers unchanged."""
         if isinstance(data, dict):
             return {name: self._to_net(part) for name, part in data.items()}
         if isinstance(data, tuple | list):
@@ -292,7 +313,7 @@ class ModuleLikelihood:
         return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None, non_blocking=True)
 
     def _chunk(self, inputs: Any) -> int:
-        """How many draws go into one pass: the activations of one are counted once for each shape of inputs."""
+        """Number of draws per pass, from the activations of one draw for these input shapes."""
         if self.chunk_size is not None:
             return self.chunk_size
         shapes = repr([part.shape for part in _parts(inputs)])
@@ -310,12 +331,12 @@ class ModuleLikelihood:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What the posterior says of new rows.
+    """Posterior predictions of new rows.
 
     Attributes
     ----------
     draws : array (S, rows, ...)
-        One prediction for each draw of the parameters: its spread is what is not known about them.
+        One prediction per draw of the parameters. Its spread is the uncertainty about them.
 
     Examples
     --------
@@ -373,7 +394,7 @@ def _check_module(net: Any) -> None:
 
 
 def _unreduced(loss: Any) -> Callable[[Any, Any], Any]:
-    """The loss of each row or element, whatever it was set to return."""
+    """The loss of each row or element, whatever its reduction."""
     if isinstance(loss, nn.Module):
         single: Callable[[Any, Any], Any] = copy.deepcopy(loss)
         if hasattr(single, "reduction"):
@@ -390,7 +411,7 @@ def _unreduced(loss: Any) -> Callable[[Any, Any], Any]:
 def _argument_names(function: Any) -> set[str]:
     try:
         return set(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # built in C: it says nothing about itself
+    except (TypeError, ValueError):  # a function built in C may have no signature
         return set()
 
 
@@ -398,7 +419,7 @@ def _priors(net: nn.Module, given: Mapping[str, float | Distribution]) -> dict[s
     wanted = {name: tuple(p.shape) for name, p in net.named_parameters() if p.requires_grad}
     for pattern in given:
         if not any(fnmatchcase(name, pattern) for name in wanted):
-            msg = f"`prior` must go by parameters of the module, {', '.join(wanted)}, or patterns of them, got {pattern!r}{nearest(pattern, wanted)}"
+            msg = f"`prior` must have names of the module's parameters, {', '.join(wanted)}, or patterns for them, got {pattern!r}{nearest(pattern, wanted)}"
             raise ValueError(msg)
     return {name: _prior(net, name, shape, given) for name, shape in wanted.items()}
 
@@ -433,7 +454,7 @@ def _as_prior(name: str, shape: tuple[int, ...], value: Any) -> Distribution:
 
 
 def _default_link(loss: Any) -> Callable[[Tensor], Tensor]:
-    """Probabilities where the loss takes logits: (S, rows, classes, ...) or (S, rows, ...)."""
+    """Probabilities if the loss takes logits: (S, rows, classes, ...) or (S, rows, ...)."""
     called = loss.func if isinstance(loss, functools.partial) else loss
     if isinstance(called, nn.CrossEntropyLoss) or called is nn.functional.cross_entropy:
         return lambda outputs: torch.softmax(outputs, 2)
@@ -454,7 +475,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _refuse_broadcast(losses: Any, targets: Any) -> None:
-    """Targets (N,) against outputs (N, 1) make losses (N, N), of every row with every other."""
+    """Refuse losses (N, N), which come from outputs (N, 1) and targets (N,)."""
     is_flat = isinstance(targets, torch.Tensor) and targets.ndim == 1 and len(targets) > 1
     if is_flat and isinstance(losses, torch.Tensor) and losses.shape[:2] == (len(targets), len(targets)):
         msg = (
@@ -489,7 +510,7 @@ def _tensor(value: Any) -> Tensor:
     array = np.asarray(value)
     return torch.as_tensor(
         array if array.flags.writeable else array.copy()
-    )  # it shares memory, and warns of one it must not write to
+    )  # it shares memory with the array, and warns if that is read-only
 
 
 def _device_of(params: Tensors) -> Any:
@@ -498,7 +519,7 @@ def _device_of(params: Tensors) -> Any:
 
 
 def _is_one(points: Tensors, prior: Mapping[str, Distribution]) -> bool:
-    """Whether parameters are those of one point; refused where they are neither one nor stacked."""
+    """Whether parameters are those of one point; refuse them if neither one nor many."""
     extra = {points[name].ndim - len(prior[name].shape) for name in prior}
     fits = all(tuple(points[name].shape)[-len(p.shape) :] == p.shape for name, p in prior.items() if p.shape)
     if not fits or extra not in ({0}, {1}):
@@ -509,7 +530,7 @@ def _is_one(points: Tensors, prior: Mapping[str, Distribution]) -> bool:
 
 
 def _chunks(points: dict[str, Tensor], size: int) -> Iterator[dict[str, Tensor]]:
-    """Stacked points in portions of equal size, but for the last."""
+    """Points along a first axis in chunks of equal size, except the last."""
     n = len(next(iter(points.values())))
     portion = -(-n // max(1, -(-n // size)))
     for start in range(0, n, portion):
@@ -521,7 +542,7 @@ def _first(points: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _stacked(output: Any) -> Any:
-    """An output of one draw as one of a stack of one."""
+    """The output of one draw, with a first axis of length one."""
     if isinstance(output, dict):
         return {name: _stacked(part) for name, part in output.items()}
     return tuple(map(_stacked, output)) if isinstance(output, tuple | list) else output[None]
@@ -529,7 +550,7 @@ def _stacked(output: Any) -> Any:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What `torch.vmap` cannot follow, one draw after the other can."""
+    """Explain what to do if `torch.vmap` cannot handle a module: evaluate draws one by one."""
     try:
         yield
     except RuntimeError as error:
@@ -540,7 +561,7 @@ def _explained() -> Iterator[None]:
 
 
 def _joined(parts: list[Any]) -> Any:
-    """Outputs of several portions end to end; a module may return tensors in tuples and dicts."""
+    """Join outputs of several chunks; a module may return tensors in tuples and dicts."""
     first = parts[0]
     if isinstance(first, dict):
         return {name: _joined([part[name] for part in parts]) for name in first}
@@ -550,7 +571,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _activation_bytes(net: nn.Module, forward: Callable[[], Any]) -> int:
-    """Bytes that all leaves of a module put out in one forward pass."""
+    """Bytes of the outputs of all leaf modules in one forward pass."""
     sizes: list[int] = []
 
     def count(_: nn.Module, __: Any, output: Any) -> None:

@@ -1,6 +1,6 @@
-r"""What is done to a natural gradient before it becomes a step: each transformation is ``init`` and one call.
+r"""Transformations of a natural gradient before it becomes a step: each is ``init`` and one call.
 
-They are written in the order in which they happen; the paper's order is clip, average, scale.
+They are listed in the order in which they apply. The paper's order is clip, average, scale.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Chain", "ClipByNorm", "Euclidean", "LearningRate", "Momentum", "Sepa
 
 
 class Where(NamedTuple):
-    """Where the direction was taken: the family, its present member, and the number of steps already made."""
+    """Where a direction was computed: the family, its current member, and the steps so far."""
 
     family: Family
     q: Array
@@ -23,10 +23,10 @@ class Where(NamedTuple):
 
 
 class Update(Protocol):
-    """Anything that turns a direction into another, carrying a memory from step to step."""
+    """Anything that maps a direction to another, with a memory from step to step."""
 
     def init(self, direction: Array) -> Any:
-        """Return the memory before the first step; ``direction`` only gives shape and type."""
+        """Return the memory before the first step; only shape and type of ``direction`` matter."""
         ...
 
     def __call__(self, direction: Array, memory: Any, where: Where) -> tuple[Array, Any]:
@@ -36,7 +36,7 @@ class Update(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """Transformations one after the other.
+    """Apply transformations one after the other.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class ClipByNorm:
     max_norm
         The bound :math:`l_{\max}` on the Euclidean norm in natural coordinates.
     first_norm, first_steps
-        Another bound for the first steps, where control variates have no draws to learn from yet.
+        Another bound for the first steps, when control variates have no draws to learn from.
 
     Examples
     --------
@@ -92,11 +92,11 @@ class ClipByNorm:
         _positive("first_norm", self.first_norm)
 
     def init(self, direction: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, direction: Array, memory: tuple[()], where: Where) -> tuple[Array, tuple[()]]:
-        """Shorten."""
+        """Shorten the direction."""
         xp = array_namespace(direction)
         norm = xp.linalg.vector_norm(direction)
         early = where.t < self.first_steps
@@ -129,11 +129,11 @@ class Momentum:
             raise ValueError(msg)
 
     def init(self, direction: Array) -> Array:
-        """No past directions yet."""
+        """No past directions."""
         return array_namespace(direction).zeros_like(direction)
 
     def __call__(self, direction: Array, memory: Array, where: Where) -> tuple[Array, Array]:
-        """Average with the past."""
+        """Average with past directions."""
         xp = array_namespace(direction)
         gamma = xp.where(where.t > 0, self.gamma * xp.ones_like(direction), xp.zeros_like(direction))
         average = gamma * memory + (1 - gamma) * direction
@@ -142,7 +142,7 @@ class Momentum:
 
 @dataclass(frozen=True)
 class LearningRate:
-    r"""Scale the direction, less and less after ``decay_after`` steps.
+    r"""Scale the direction, with a rate that falls after ``decay_after`` steps.
 
     .. math:: \beta_t = \min(\beta, \beta\, t' / t)
 
@@ -151,7 +151,7 @@ class LearningRate:
     rate
         The rate :math:`\beta`.
     decay_after
-        The step :math:`t'` from which the rate falls; never by default.
+        The step :math:`t'` after which the rate falls. By default it never falls.
 
     Examples
     --------
@@ -169,11 +169,11 @@ class LearningRate:
         _positive("decay_after", self.decay_after)
 
     def init(self, direction: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, direction: Array, memory: tuple[()], where: Where) -> tuple[Array, tuple[()]]:
-        """Scale."""
+        """Scale the direction."""
         return direction * _decayed(self.rate, self.decay_after, direction, where.t), memory
 
 
@@ -181,7 +181,9 @@ class LearningRate:
 class SeparateRates:
     r"""Scale the move of the mean and the move of the precision by different rates.
 
-    .. math:: S^{-1} \leftarrow S^{-1} + \beta_S\, (\ldots), \qquad \mu \leftarrow \mu + \beta_\mu\, S\, (\ldots)
+    .. math::
+        S^{-1} \leftarrow S^{-1} + \beta_S\, (\ldots), \qquad
+        \mu \leftarrow \mu + \beta_\mu\, S\, (\ldots)
 
     Parameters
     ----------
@@ -205,7 +207,7 @@ class SeparateRates:
     decay_after: float | None = None
 
     def init(self, direction: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, direction: Array, memory: tuple[()], where: Where) -> tuple[Array, tuple[()]]:
@@ -216,11 +218,12 @@ class SeparateRates:
 
 @dataclass(frozen=True)
 class Euclidean:
-    r"""Replace the natural gradient by the Euclidean one of the textbook parameters :math:`\xi` (paper, Appendix C, iii).
+    r"""Replace the natural gradient by the Euclidean one of the textbook parameters :math:`\xi`.
 
     .. math:: g \leftarrow J J' I(\lambda)\, g, \qquad J = \partial\lambda / \partial\xi
 
-    It is plain black-box variational inference, for comparison: how far a step goes then depends on the units of the parameters.
+    This is plain black-box variational inference, for comparison (paper, Appendix C, iii). The
+    length of a step then depends on the units of the parameters.
 
     Examples
     --------
@@ -233,11 +236,11 @@ class Euclidean:
     """
 
     def init(self, direction: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, direction: Array, memory: tuple[()], where: Where) -> tuple[Array, tuple[()]]:
-        """Turn the direction."""
+        """Transform the direction."""
         return where.family.euclidean(where.q, direction), memory
 
 

@@ -590,7 +590,7 @@ def test_decisions_by_values_are_explained(backend):
     def decides(beta):
         return logistic(beta) if beta[0] > 0 else 2 * logistic(beta)
 
-    with pytest.raises(BackendError, match=r"`log_likelihood` must not decide by values .*where"):
+    with pytest.raises(BackendError, match=r"`log_likelihood` must not branch on values .*where"):
         fitted(decides, prior=NORMAL, backend=backend, vectorized=False)
 
 

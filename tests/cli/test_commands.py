@@ -539,9 +539,9 @@ REFUSED = [
     ("linear", "train.csv", ["wage", "--features", "age,incom"], "no column 'incom'; did you mean 'income'?"),
     ("linear", "train.csv", ["wage", "--features", "age,city"], "column 'city' must hold numbers, got '"),
     ("linear", "train.csv", ["wage", "--features", "age,wage"], "'wage' is used already"),
-    ("linear", "train.csv", ["wage", "--features", "age,age"], "'age' stands there twice"),
-    ("linear", "train.csv", ["wage", "--features", "age,,"], "names of columns with commas"),
-    ("linear", "train.csv", ["wage", "--trials", "trials"], "--trials is no option of --model linear"),
+    ("linear", "train.csv", ["wage", "--features", "age,age"], "'age' is listed twice"),
+    ("linear", "train.csv", ["wage", "--features", "age,,"], "column names separated by commas"),
+    ("linear", "train.csv", ["wage", "--trials", "trials"], "--trials is not an option of --model linear"),
     ("linear", "train.csv", ["wage", "--test-share", "0.001"], "must leave rows to fit and rows to test"),
     ("linear", "train.csv", ["wage", "--test-share", "2"], "must lie between 0 and 1, got '2'"),
     ("linear", "train.csv", ["wage", "--tol", "-1"], "--tol: must be a positive number, got '-1'"),
@@ -551,7 +551,7 @@ REFUSED = [
     ("linear", "train.csv", ["wage", "--test", "two.csv"], "two.csv: no column 'wage'"),
     ("logistic", "two.csv", ["y"], "column 'y' must hold zeros and ones only, got 2 in row 3"),
     ("logistic", "text.csv", ["y"], "must hold zeros and ones, got 'yes' in row 1; labels of classes are for --model multinomial"),
-    ("logistic", "labels.csv", ["y"], "no column of numbers beside 'y'"),
+    ("logistic", "labels.csv", ["y"], "no numeric column beside 'y'"),
     ("poisson", "half.csv", ["y"], "column 'y' must hold counts, whole numbers from 0, got 0.5 in row 1"),
     ("poisson", "train.csv", ["claims", "--exposure", "years", "--offset", "log_years"], "give one of --exposure and --offset"),
     ("poisson", "train.csv", ["claims", "--exposure", "log_years"], "column 'log_years' must be positive"),
@@ -566,7 +566,7 @@ REFUSED = [
     ("har", "days.csv", ["v"], "column 'v' must be positive, as its logarithm is taken (else --no-log), got -1 in row 31"),
     ("har", "two.csv", ["x"], "column 'x' must be a series of at least 24 numbers"),
     ("har", "series.csv", ["vol", "--test", "series.csv"], "its first 120 rows are those of the fit"),
-    ("garch", "series.csv", ["ret", "--features", "vol"], "--features is no option of --model garch"),
+    ("garch", "series.csv", ["ret", "--features", "vol"], "--features is not an option of --model garch"),
     ("probit", "series.csv", ["ret"], "--model: invalid choice: 'probit'"),
 ]  # fmt: skip
 
@@ -603,8 +603,8 @@ def test_predict_refuses(here, fitted, capsys, monkeypatch):
         ("its first 120 rows are those of the fit", "har", "--data", "series.csv"),
         ("foreign.npz' is not a file written by qbvi", "foreign.npz", "--data", "new.csv"),
         ("nothing.npz: cannot be read", "nothing.npz", "--data", "new.csv"),
-        ("must not be the file that is read", "logistic", "--data", "new.csv", "--out", "./new.csv"),
-        ("must be in a folder that is there", "logistic", "--data", "new.csv", "--out", "no/where.csv"),
+        ("must not be one of the input files", "logistic", "--data", "new.csv", "--out", "./new.csv"),
+        ("must be in an existing folder", "logistic", "--data", "new.csv", "--out", "no/where.csv"),
     ]:
         assert words in refused(capsys, "predict", *case)
     assert "cannot be read" in refused(capsys, "show", here / "nothing")

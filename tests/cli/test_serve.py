@@ -354,7 +354,7 @@ def test_requests_that_make_no_sense_are_refused_on_the_error_stream(tmp_path, c
     assert main(["serve", "--prior", str(tmp_path / "nothing.toml")]) == 2
     assert "nothing.toml" in capsys.readouterr().err
     assert main(["serve", "--prior", str(EXAMPLES / "prior.toml"), "--out", str(tmp_path / "nowhere" / "x.npz")]) == 2
-    assert "--out must be in a folder that is there" in capsys.readouterr().err
+    assert "--out must be in an existing folder" in capsys.readouterr().err
     for arguments in ([], ["serve"], ["unknown"]):
         with pytest.raises(SystemExit, match="2"):
             main(arguments)

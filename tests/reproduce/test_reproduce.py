@@ -429,7 +429,7 @@ def test_the_page_of_the_documentation_knows_experiments_and_columns():
 def test_a_seed_that_is_none_is_refused(capsys):
     with pytest.raises(SystemExit):
         main(["reproduce", "labour", "--seed", "-1"])
-    assert "must be a whole number from zero on, got '-1'" in capsys.readouterr().err
+    assert "must be a whole number, at least 0, got '-1'" in capsys.readouterr().err
 
 
 def test_experiments_use_public_names_only():

@@ -1,4 +1,4 @@
-"""Array libraries that a fit can run on: one file each, and a line in the table below."""
+"""Array libraries that a fit can run on: one file each, and one line in the table below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qbvi.naming import pick
 
 __all__ = ["BACKENDS", "HOST", "Backend", "BackendError", "find_backend", "forget_compiled"]
 
-# Where the class is, and what to install where its library is missing.
+# The class of each backend, and what to install if its library is missing.
 BACKENDS: dict[str, tuple[str, str, str]] = {
     "numpy": ("qbvi.backends.host", "Host", "numpy"),
     "jax": ("qbvi.backends.on_jax", "OnJax", "qbvi[jax]"),
@@ -24,7 +24,7 @@ _DTYPES = dict.fromkeys(("float64", "float32"))
 
 
 def find_backend(backend: str = "numpy", device: Any = None, dtype: Any = "float64") -> Backend:
-    """Turn what a user writes as ``backend``, ``device`` and ``dtype`` into a backend, or say what is wrong with it.
+    """Find the backend for ``backend``, ``device`` and ``dtype``, or raise an error.
 
     Examples
     --------
@@ -33,7 +33,8 @@ def find_backend(backend: str = "numpy", device: Any = None, dtype: Any = "float
     >>> find_backend("pytorch")
     Traceback (most recent call last):
     ...
-    ValueError: `backend` must be one of 'numpy', 'jax', 'torch', 'cupy' (or such an object), got 'pytorch'; did you mean 'torch'?
+    ValueError: `backend` must be one of 'numpy', 'jax', 'torch', 'cupy' (or such an object),
+    got 'pytorch'; did you mean 'torch'?
     """
     if isinstance(backend, Backend):
         return backend
@@ -51,14 +52,14 @@ def find_backend(backend: str = "numpy", device: Any = None, dtype: Any = "float
 
 
 def forget_compiled() -> None:
-    """Let go of all that any backend has compiled."""
+    """Release everything that any backend has compiled."""
     for module, name, _ in BACKENDS.values():
         if module in sys.modules:
             getattr(sys.modules[module], name).forget()
 
 
 def _name_of(dtype: Any) -> str:
-    """A dtype of whatever library by its name; ``torch.float64``, ``numpy.float64`` and ``"float64"`` are the same."""
+    """Name of a dtype of any library: ``torch.float64`` and ``"float64"`` give ``"float64"``."""
     name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
     name = name.rpartition(".")[2]
     if name not in _DTYPES:

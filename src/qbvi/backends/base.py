@@ -1,4 +1,4 @@
-"""What qbvi asks of an array library: to hold arrays of one dtype on one device, to map a function, and to say what went wrong."""
+"""What qbvi needs of an array library: a device and dtype, mapped functions, readable errors."""
 
 from __future__ import annotations
 
@@ -21,26 +21,29 @@ Tree = Any  # arrays in tuples, named tuples, lists and dicts
 
 
 class BackendError(ValueError):
-    """What a user gave does not go together with the backend: another library's arrays, another device, code that cannot be compiled."""
+    """A user's argument does not suit the backend.
+
+    Examples are arrays of another library, another device, and code that cannot be compiled.
+    """
 
 
 @dataclass(frozen=True)
 class Backend(ABC):
-    """An array library with a device and a dtype; equal where all three are.
+    """An array library with a device and a dtype; two are equal if all three agree.
 
-    A new library is one file with a class derived from this one, and a line in the table of `qbvi.backends`.
+    A new library needs one file with a subclass, and one line in the table of `qbvi.backends`.
 
     Parameters
     ----------
     device
-        As the library has it.
+        The device, as the library represents it.
     dtype
         ``"float64"`` or ``"float32"``.
     """
 
     name: ClassVar[str]
     is_host: ClassVar[bool] = False
-    is_compiled: ClassVar[bool] = False  # whether many steps can run as one program, without the host
+    is_compiled: ClassVar[bool] = False  # whether many steps can run as one program
 
     device: Any
     dtype: str
@@ -48,18 +51,21 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def find(cls, device: Any, dtype: str) -> Backend:
-        """The backend on what a user writes as device, None for the library's default; ImportError where the library is missing."""
+        """The backend for a device as a user writes it; None is the library's default.
+
+        Raises ImportError if the library is missing.
+        """
 
     @classmethod
     def no_such_device(cls, device: Any, known: Sequence[Any]) -> BackendError:
-        """The error for a device that is not there."""
+        """The error for a device that does not exist."""
         listed = ", ".join(repr(str(one)) for one in known)
         return BackendError(f"`device` must be one that {cls.name} finds here ({listed}), got {str(device)!r}")
 
     @property
     @abstractmethod
     def namespace(self) -> Any:
-        """The library's functions by the names of the array API standard."""
+        """The library's functions, named as in the array API standard."""
 
     @abstractmethod
     def owns(self, value: Any) -> bool:
@@ -67,42 +73,45 @@ class Backend(ABC):
 
     @abstractmethod
     def device_of(self, array: Array) -> Any:
-        """Where an array of the library is; None where that cannot be told, inside compiled code."""
+        """Device of an array of the library; None inside compiled code, where it is unknown."""
 
     @abstractmethod
     def upload(self, array: NDArray[Any]) -> Array:
-        """Copy a NumPy array to the device as it is."""
+        """Copy a NumPy array to the device, unchanged."""
 
     @abstractmethod
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Copy an array of the library to a NumPy array as it is."""
+        """Copy an array of the library to a NumPy array, unchanged."""
 
     @abstractmethod
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A function of one point as a function of points stacked along a first axis, all at once."""
+        """Turn a function of one point into one of many points along a first axis."""
 
     def active(self) -> AbstractContextManager[Any]:
-        """Around everything that computes on the backend: settings of the library that our arithmetic needs."""
+        """Context for all computation on the backend: library settings that qbvi needs."""
         return nullcontext()
 
     def asarray(self, value: Any) -> Array:
-        """Bring numbers to the device: floating-point ones in the backend's dtype, others as they are."""
+        """Copy numbers to the device: floats in the backend's dtype, others unchanged."""
         if self.owns(value):
             return value
         array = np.asarray(value)
         return self.upload(array.astype(self.dtype) if array.dtype.kind == "f" else array)
 
     def put(self, tree: Tree) -> Tree:
-        """Bring all NumPy arrays of a tree to the device."""
+        """Copy all NumPy arrays of a tree to the device."""
         with self.active():
             return mapped_tree(self.asarray, tree)
 
     def put_rows(self, data: Tree) -> Tree:
-        """Bring the arrays of the user's data to the device, or to the devices that share their rows."""
+        """Copy the arrays of the user's data to the device, or to the devices that share rows."""
         return self.put(data)
 
     def shared(self, points: Any, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """What the function is given, spread over several devices where there are; there may then be more points, to be ignored."""
+        """Distribute the arguments of the function over several devices, if there are several.
+
+        The points may then be followed by further ones, whose values are ignored.
+        """
         return points, batch
 
     def fetch(self, tree: Tree) -> Tree:
@@ -111,27 +120,30 @@ class Backend(ABC):
             return mapped_tree(lambda leaf: self.to_host(leaf) if self.owns(leaf) else leaf, tree)
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
-        """A method of a hashable object that is pure, compiled where the library can; equal objects share what was compiled."""
+        """A pure method of a hashable object, compiled if possible; equal objects share it."""
         method: Callable[..., Any] = getattr(owner, name)
         return method
 
     @classmethod
     def forget(cls) -> None:
-        """Let go of all that was compiled."""
+        """Release everything that was compiled."""
         return
 
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``function`` would return, at least by its shapes and dtypes."""
+        """The return value of ``function``, or a stand-in with its shapes and dtypes."""
         return function(*arguments)
 
     def in_blocks(self, function: Callable[[Any], Any], points: Any, block: int) -> Any:
-        """Call ``function`` for ``block`` stacked points after the other, and join the arrays that it returns."""
+        """Call ``function`` on one block of points after another, and join the results."""
         n = count(points)
         parts = [function(sliced(points, start, min(start + block, n))) for start in range(0, n, block)]
         return tuple(array_namespace(*part).concat(part) for part in map(list, zip(*parts, strict=True)))
 
     def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
-        """Memory that a call needs for its intermediate results, for each of its points; zero where that shows only when it runs out."""
+        """Memory per point for the intermediate results of a call.
+
+        It is zero if the need is known only when memory runs out.
+        """
         return 0.0
 
     def repeated(
@@ -141,31 +153,35 @@ class Backend(ABC):
         carry: Any,
         length: int,
     ) -> tuple[Any, Any]:
-        """Apply ``step(carry, i)`` for i from 0 to ``length`` - 1 as long as ``goes_on(carry, i)``: the last carry, and what each step made, stacked.
+        """Apply ``step(carry, i)`` for i = 0 to ``length`` - 1, while ``goes_on(carry, i)``.
 
-        Asked only of backends that are compiled.
+        Returns the last carry, and the outputs of the steps along a first axis. Only compiled
+        backends implement it.
         """
         raise NotImplementedError
 
     def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
-        """A name for what a function computes now; others where what it read besides its arguments has changed. Empty where nothing is compiled."""
+        """A name for what a function computes now; empty if nothing is compiled.
+
+        The name changes when something that the function reads besides its arguments changes.
+        """
         return ""
 
     def free_bytes(self) -> float:
-        """Memory that there is for intermediate results."""
+        """Memory available for intermediate results."""
         return math.inf
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an exception says that the device has no memory left."""
+        """Whether an exception says that the device is out of memory."""
         return False
 
     def explain(self, error: Exception) -> str | None:
-        """What a user can do about an exception of the library's own that came out of the function; None where it speaks for itself."""
+        """Advice on an exception of the library, raised by the function; None if it needs none."""
         return None
 
     @contextmanager
     def explained(self) -> Any:
-        """Turn exceptions of the library that users cannot read into `BackendError`."""
+        """Turn cryptic exceptions of the library into `BackendError`."""
         try:
             yield
         except BackendError:
@@ -181,7 +197,7 @@ class Backend(ABC):
 
 
 def mapped_tree(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """Apply a function to all leaves of a tree that are no numbers, strings or None.
+    """Apply a function to all leaves of a tree, except numbers, strings and None.
 
     Examples
     --------
@@ -205,7 +221,7 @@ def leaves(tree: Tree) -> Iterable[Any]:
 
 
 def host_memory() -> float:
-    """Bytes that the machine could still give."""
+    """Bytes of memory that the machine has available."""
     try:
         with open("/proc/meminfo") as lines:
             return next(1024.0 * float(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -1,4 +1,4 @@
-"""NumPy: the default, and the only library that qbvi cannot do without."""
+"""NumPy: the default, and the only library that qbvi requires."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Host(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> Host:
-        """NumPy in float64 on the CPU; nothing else is offered."""
+        """NumPy in float64 on the CPU, the only choice."""
         if device not in (None, "cpu"):
             raise cls.no_such_device(device, ["cpu"])
         if dtype != "float64":
@@ -53,23 +53,23 @@ class Host(Backend):
         return "cpu"
 
     def upload(self, array: NDArray[Any]) -> Array:
-        """Nothing to do."""
+        """Return the array itself."""
         return array
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Nothing to do."""
+        """Return the array itself."""
         return np.asarray(array)
 
     def put(self, tree: Tree) -> Tree:
-        """Nothing to do: numbers stay what they are."""
+        """Return the tree itself."""
         return tree
 
     def fetch(self, tree: Tree) -> Tree:
-        """Nothing to do: numbers stay what they are."""
+        """Return the tree itself."""
         return tree
 
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """One call after the other."""
+        """Call the function for one point after another."""
         return lambda points: np.stack([function(point) for point in points])
 
 

@@ -1,4 +1,4 @@
-"""CuPy: NumPy's interface on CUDA, one step after the other."""
+"""CuPy: NumPy's interface on CUDA, one step after another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OnCupy(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnCupy:
-        """A GPU by its number, or as ``"cuda"``, ``"cuda:1"``; by default the current one."""
+        """A GPU by its number, or as ``"cuda"`` or ``"cuda:1"``. By default the current one."""
         try:
             there = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -40,11 +40,11 @@ class OnCupy(Backend):
 
     @property
     def namespace(self) -> Any:
-        """CuPy, by the names of the standard."""
+        """CuPy, with names as in the array API standard."""
         return array_api_compat.cupy
 
     def active(self) -> AbstractContextManager[Any]:
-        """With the device as the current one."""
+        """Make the device the current one."""
         current: AbstractContextManager[Any] = cupy.cuda.Device(self.device)
         return current
 
@@ -65,19 +65,19 @@ class OnCupy(Backend):
         return np.asarray(cupy.asnumpy(array))
 
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Refuse: CuPy has no such map."""
+        """Raise an error: CuPy cannot map a function."""
         msg = "backend='cupy' needs a `log_likelihood` of points stacked along a first axis: CuPy cannot map a function of one point; write it so and pass vectorized=True"
         raise BackendError(msg)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether the GPU has no memory left."""
+        """Whether the GPU is out of memory."""
         return isinstance(error, cupy.cuda.memory.OutOfMemoryError)
 
     def explain(self, error: Exception) -> str | None:
-        """Arrays on several devices, arrays of NumPy."""
+        """Explain arrays on several devices, and NumPy arrays."""
         text = str(error)
         if "Array device must be same" in text:
-            return f"`log_likelihood` and `data` must have all their arrays on GPU {self.device}, which is where the fit is: copy them there, or pass `device`"
+            return f"`log_likelihood` and `data` must have all their arrays on GPU {self.device}, where the fit runs: copy them there, or pass `device`"
         if isinstance(error, TypeError) and "numpy.ndarray" in text:
             return "`log_likelihood` must compute with CuPy when backend='cupy', but mixes in arrays of NumPy: make them cupy.asarray(...), or leave `backend` out"
         return None

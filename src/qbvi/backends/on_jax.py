@@ -21,14 +21,14 @@ from qbvi.points import count, mapped, sliced
 
 __all__ = ["OnJax"]
 
-_SHARE = 0.4  # of the free memory that intermediate results of one call may take
+_SHARE = 0.4  # fraction of the free memory for the intermediate results of one call
 
 
 @dataclass(frozen=True)
 class OnJax(Backend):
     """JAX on one of its devices.
 
-    Double precision holds inside of `active` alone: the user's own settings stay as they are.
+    Double precision applies only inside `active`, so the user's own settings do not change.
     """
 
     name: ClassVar[str] = "jax"
@@ -36,7 +36,10 @@ class OnJax(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnJax:
-        """One of ``jax.devices()``, by itself or as ``"cpu"``, ``"gpu"``, ``"gpu:1"``; several as a list or a mesh."""
+        """One of ``jax.devices()``, or its name: ``"cpu"``, ``"gpu"``, ``"gpu:1"``.
+
+        A list or a mesh gives several devices.
+        """
         if isinstance(device, list | tuple | jax.sharding.Mesh):
             from qbvi.backends.on_mesh import OnMesh
 
@@ -52,30 +55,30 @@ class OnJax(Backend):
 
     @property
     def namespace(self) -> Any:
-        """jax.numpy."""
+        """``jax.numpy``."""
         return jnp
 
     def active(self) -> AbstractContextManager[Any]:
-        """With 64 bits where they were asked for, and new arrays on the device."""
+        """Enable 64 bits if ``dtype`` needs them, and place new arrays on the device."""
         return active_on(self.device, self.dtype)
 
     def owns(self, value: Any) -> bool:
-        """Whether it is a JAX array, or stands for one while a function is compiled."""
+        """Whether it is a JAX array, or stands for one during compilation."""
         return isinstance(value, jax.Array)
 
     def device_of(self, array: Array) -> Any:
-        """Its device; None for what stands for an array."""
+        """Its device; None if it only stands for an array."""
         if isinstance(array, jax.core.Tracer):
             return None
         devices = list(array.devices())
         return devices[0] if len(devices) == 1 else self.device
 
     def upload(self, array: NDArray[Any]) -> Array:
-        """Put it on the device."""
+        """Copy it to the device."""
         return jax.device_put(array, self._place)
 
     def to_host(self, array: Array) -> NDArray[Any]:
-        """Wait for it, and copy it."""
+        """Wait for the values and copy them."""
         return np.asarray(array)
 
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -84,7 +87,7 @@ class OnJax(Backend):
         return mapped
 
     def in_blocks(self, function: Callable[[Any], Any], points: Any, block: int) -> Any:
-        """``lax.map`` over whole blocks, and a call for the rest."""
+        """``lax.map`` over whole blocks, and one call for the rest."""
         n = count(points)
         whole = n // block * block
         stacked = mapped(lambda x: jnp.reshape(x[:whole], (whole // block, block, *x.shape[1:])), points)
@@ -95,36 +98,39 @@ class OnJax(Backend):
         return tuple(jnp.concatenate(pair) for pair in zip(parts, rest, strict=True))
 
     def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
-        """What the compiler plans for the intermediate results of a call."""
+        """Memory that the compiler plans for the intermediate results of a call."""
         plan = _Compiled(function, self._place).lower(points, batch).compile().memory_analysis()
         return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
 
     def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
-        """What is traced now, with the values of what the function captured: a program that was compiled with others must not serve."""
+        """Hash of the traced code and of the values that the function captured.
+
+        Code compiled with other captured values must not be reused.
+        """
         traced = jax.make_jaxpr(function)(points, batch)
         digest = hashlib.blake2b(str(traced.jaxpr).encode(), digest_size=16)
         digest.update(repr(jax.config.jax_default_matmul_precision).encode())
-        for captured in traced.consts:  # JAX's own arrays never change
+        for captured in traced.consts:  # JAX's own arrays never change, so their identity suffices
             is_own = isinstance(captured, jax.Array)
             digest.update(str(id(captured)).encode() if is_own else np.ascontiguousarray(captured).data)
         return digest.hexdigest()
 
     def free_bytes(self) -> float:
-        """A share of what the device has left; of the machine's memory for a CPU."""
+        """A fraction of the device's free memory; for a CPU, of the machine's."""
         told = self.device.memory_stats() or {}
         left = told["bytes_limit"] - told["bytes_in_use"] if "bytes_limit" in told else host_memory()
         return _SHARE * left
 
     def explain(self, error: Exception) -> str | None:
-        """Arrays of NumPy, and decisions by values."""
+        """Explain NumPy arrays, and branches on values."""
         if isinstance(error, jax.errors.TracerArrayConversionError):
             return (
-                "`log_likelihood` must compute with jax.numpy when backend='jax', but hands its argument to NumPy; replace np. by jnp., or leave "
+                "`log_likelihood` must compute with jax.numpy when backend='jax', but passes its argument to NumPy; replace np. by jnp., or leave "
                 "`backend` out: plain Python functions need none"
             )
         if isinstance(error, jax.errors.ConcretizationTypeError):
             return (
-                "`log_likelihood` must not decide by values when backend='jax', where it is compiled: take jnp.where or jax.lax.cond in place of `if`, "
+                "`log_likelihood` must not branch on values when backend='jax', where it is compiled: take jnp.where or jax.lax.cond in place of `if`, "
                 "or leave `backend` out"
             )
         return None
@@ -136,7 +142,7 @@ class OnJax(Backend):
         carry: Any,
         length: int,
     ) -> tuple[Any, Any]:
-        """``lax.scan`` over all of them, of which those that are not made cost nothing."""
+        """``lax.scan`` over all steps; those after the last one cost nothing."""
         made = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))[1]
         )
@@ -147,12 +153,12 @@ class OnJax(Backend):
         return jax.lax.scan(turn, carry, jnp.arange(length, dtype=jnp.int32))  # type: ignore[no-any-return]
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
-        """``jax.jit``; the newest functions are kept, so that a second fit compiles nothing."""
+        """``jax.jit``; recent functions are kept, so that a second fit compiles nothing."""
         return _jitted(owner, name, self._place)
 
     @classmethod
     def forget(cls) -> None:
-        """Let go of all that was compiled."""
+        """Release everything that was compiled."""
         _jitted.cache_clear()
 
     def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -165,18 +171,21 @@ class OnJax(Backend):
         return self.device
 
 
-_MOST_FUNCTIONS = 64  # compiled ones: each keeps the user's function alive, and whatever arrays that holds
-_LARGE = 2**20  # bytes from which on a captured array is handed to the program rather than written into it
+_MOST_FUNCTIONS = 64  # compiled ones kept; each keeps the user's function and its arrays alive
+_LARGE = 2**20  # bytes above which a captured array is an argument of the program, not a constant
 
 
 @lru_cache(maxsize=_MOST_FUNCTIONS)
 def _jitted(owner: Any, name: str, place: Any) -> _Compiled:
-    """A method, compiled for a device, or for the devices of a sharding, on which it then leaves what it returns."""
+    """A method, compiled for a device or a sharding, where its results stay."""
     return _Compiled(getattr(owner, name), place)
 
 
 class _Compiled:
-    """``jax.jit``, but large arrays that the function captured are arguments of the program: they are neither copied nor compiled."""
+    """``jax.jit``, with large captured arrays as arguments of the program.
+
+    They are neither copied nor compiled.
+    """
 
     def __init__(self, function: Callable[..., Any], place: Any) -> None:
         self._function, self._place = function, place
@@ -187,7 +196,7 @@ class _Compiled:
         return jax.tree.unflatten(structure, program(large, jax.tree.leaves(arguments)))
 
     def lower(self, *arguments: Any) -> Any:
-        """What the compiler is given; arguments need only have shapes."""
+        """The input of the compiler; arguments need only have shapes."""
         program, large, _ = self._program(arguments)
         return program.lower(large, jax.tree.leaves(arguments))
 
@@ -218,7 +227,7 @@ class _Compiled:
         if isinstance(array, jax.Array) and array.committed and not here & array.devices():
             there = ", ".join(map(str, array.devices()))
             msg = (
-                f"`log_likelihood` must have all its arrays on {', '.join(sorted(map(str, here)))}, which is where the fit is, got one on {there}: "
+                f"`log_likelihood` must have all its arrays on {', '.join(sorted(map(str, here)))}, where the fit runs, got one on {there}: "
                 "move it with jax.device_put, or pass `device`"
             )
             raise BackendError(msg)
@@ -226,13 +235,13 @@ class _Compiled:
 
 @contextmanager
 def active_on(device: Any, dtype: str) -> Iterator[None]:
-    """With 64 bits where they were asked for, and new arrays on the device."""
+    """Enable 64 bits if ``dtype`` needs them, and place new arrays on the device."""
     precision = jax.enable_x64(True) if dtype == "float64" else nullcontext()
     with precision, jax.default_device(device):
         yield
 
 
 def _names() -> list[str]:
-    """All devices as a user may write them."""
+    """All devices, as a user may write them."""
     found = [jax.devices(platform) for platform in {device.platform for device in jax.devices()} | {"cpu"}]
     return [f"{device.platform}:{i}" for devices in found for i, device in enumerate(devices)]

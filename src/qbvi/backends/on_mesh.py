@@ -1,4 +1,4 @@
-"""JAX on several devices: draws, rows of the data, or both, shared among them; one compiled program runs on all."""
+"""JAX on several devices, which share draws, rows of the data, or both, in one program."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["OnMesh"]
 
 @dataclass(frozen=True)
 class OnMesh(OnJax):
-    """JAX on a mesh of devices, whose axes are named for what is shared along them: ``"draws"``, ``"data"``.
+    """JAX on a mesh of devices, with axes named ``"draws"`` and ``"data"`` for what they share.
 
-    Members of the family, and all else that is small, are on every device. What the function is given is not: each device has its share of
-    the draws, or of the rows, and the compiler adds up what they find.
+    Small arrays, such as members of the family, are on every device. The function's arguments are
+    not: each device has its part of the draws or of the rows, and the compiler adds up the results.
 
     Examples
     --------
@@ -39,7 +39,7 @@ class OnMesh(OnJax):
 
     @classmethod
     def of(cls, devices: Mesh | Sequence[Any], dtype: str) -> OnMesh:
-        """On a mesh, or on devices among which the draws are shared."""
+        """On a mesh, or on devices that share the draws."""
         if not isinstance(devices, Mesh):
             listed = [OnJax.find(device, dtype).device for device in devices]
             if not listed or len(set(listed)) < len(listed):
@@ -56,29 +56,32 @@ class OnMesh(OnJax):
         if elsewhere:
             msg = f"`device` must have devices of this process alone, got {elsewhere[0]} of process {elsewhere[0].process_index}: several hosts are not supported"
             raise BackendError(msg)
-        # Built anew, so that the compiler decides on all that we do not say, whatever the user's own mesh asks for.
+        # A new mesh leaves all other decisions to the compiler, whatever the user's own mesh says.
         return cls(Mesh(devices.devices, devices.axis_names), dtype)
 
     def active(self) -> AbstractContextManager[Any]:
-        """With 64 bits where they were asked for; new arrays come from one device."""
+        """Enable 64 bits if ``dtype`` needs them; new arrays start on one device."""
         return active_on(self.device.devices.flat[0], self.dtype)
 
     def device_of(self, array: Array) -> Any:
-        """The mesh, of what is on its devices; None for what stands for an array."""
+        """The mesh, for an array on its devices; None for what stands for an array."""
         if isinstance(array, jax.core.Tracer):
             return None
         elsewhere = array.devices() - set(self.device.devices.flat)
         return min(elsewhere, key=str) if elsewhere else self.device
 
     def put_rows(self, data: Any) -> Any:
-        """Bring arrays to the devices, each its share of the rows where those are shared."""
+        """Copy arrays to the devices; if rows are shared, each device gets its part of them."""
         if self._shares("data") == 1:
             return self.put(data)
         with self.active():
             return mapped_tree(lambda part: jax.device_put(self.asarray(self._rows(part)), self._split("data")), data)
 
     def shared(self, points: Any, batch: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-        """Each device's share of the points, of which the last is repeated until shares are equal, and of the rows."""
+        """Give each device its part of the points and of the rows.
+
+        The last point is repeated until all parts are equal.
+        """
         missing = -count(points) % self._shares("draws")
         points = mapped(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], missing, axis=0)]), points)
         if self._shares("data") > 1:
@@ -89,7 +92,7 @@ class OnMesh(OnJax):
         return self._constrained(points, "draws"), batch
 
     def free_bytes(self) -> float:
-        """Of the device that has least: the program plans for one."""
+        """Memory of the device that has least: the program plans for one device."""
         return min(OnJax(device, self.dtype).free_bytes() for device in self.device.devices.flat)
 
     def __str__(self) -> str:
@@ -99,11 +102,11 @@ class OnMesh(OnJax):
 
     @property
     def _place(self) -> NamedSharding:
-        """Every device: what is returned is where the next call looks for it."""
+        """All devices, so that results are where the next call expects them."""
         return NamedSharding(self.device, PartitionSpec())
 
     def _split(self, what: str) -> NamedSharding:
-        """Along the first axis."""
+        """Sharding along the first axis."""
         return NamedSharding(self.device, PartitionSpec(what))
 
     def _shares(self, what: str) -> int:
@@ -115,7 +118,7 @@ class OnMesh(OnJax):
         return mapped_tree(lambda x: jax.lax.with_sharding_constraint(x, self._split(what)), tree)
 
     def _rows(self, part: Any) -> Any:
-        """An array whose rows can be shared evenly."""
+        """Check that the rows of an array can be shared evenly."""
         shares = self._shares("data")
         if np.ndim(part) == 0 or np.shape(part)[0] % shares:
             msg = (

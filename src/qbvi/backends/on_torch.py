@@ -1,4 +1,4 @@
-"""PyTorch: one step after the other, on CPU or CUDA."""
+"""PyTorch: one step after another, on CPU or CUDA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qbvi.points import count, mapped, sliced
 
 __all__ = ["OnTorch"]
 
-_SHARE = 0.4  # of the free memory that intermediate results of one call may take
+_SHARE = 0.4  # fraction of the free memory for the intermediate results of one call
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OnTorch(Backend):
 
     @classmethod
     def find(cls, device: Any, dtype: str) -> OnTorch:
-        """Any ``torch.device`` that is here, by itself or by its name; by default that of new tensors."""
+        """Any available ``torch.device``, or its name. By default that of new tensors."""
         try:
             made = torch.empty(0, device=device).device
         except (RuntimeError, AssertionError, NotImplementedError, TypeError):
@@ -43,11 +43,11 @@ class OnTorch(Backend):
 
     @property
     def namespace(self) -> Any:
-        """torch, by the names of the standard."""
+        """torch, with names as in the array API standard."""
         return array_api_compat.torch
 
     def active(self) -> AbstractContextManager[Any]:
-        """Without gradients."""
+        """Disable gradients."""
         without: AbstractContextManager[Any] = torch.no_grad()
         return without
 
@@ -74,7 +74,10 @@ class OnTorch(Backend):
         return mapped
 
     def bytes_per_point(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> float:
-        """What the operations of a call for two points make, less that for one; only on a CPU, where running out of memory cannot be undone."""
+        """Bytes that operations allocate for two points, less those for one; only on a CPU.
+
+        A CPU cannot recover from running out of memory.
+        """
         if self.device.type != "cpu" or count(points) < 2:
             return 0.0
         made = []
@@ -86,24 +89,24 @@ class OnTorch(Backend):
         return float(max(made[1] - made[0], 0))
 
     def free_bytes(self) -> float:
-        """A share of the machine's memory; a GPU is asked by trying."""
+        """A fraction of the machine's memory; infinite for a GPU, whose limit shows by trying."""
         return _SHARE * host_memory() if self.device.type == "cpu" else math.inf
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        """Whether a GPU has no memory left."""
+        """Whether a GPU is out of memory."""
         return isinstance(error, torch.cuda.OutOfMemoryError)
 
     def explain(self, error: Exception) -> str | None:
-        """Tensors on several devices, arrays of NumPy, decisions by values."""
+        """Explain tensors on several devices, NumPy arrays, and branches on values."""
         text = str(error)
         if "same device" in text or "expected device" in text:
             return (
-                f"`log_likelihood` and `data` must have all their tensors on {self.device}, which is where the fit is: move them with .to({str(self.device)!r}), "
+                f"`log_likelihood` and `data` must have all their tensors on {self.device}, where the fit runs: move them with .to({str(self.device)!r}), "
                 "or pass `device`"
             )
         if "data-dependent control flow" in text or "vmap: It looks like you're calling .item()" in text:
             return (
-                "`log_likelihood` must not decide by values when it is mapped over the points by torch.vmap: take torch.where in place of `if`, or pass "
+                "`log_likelihood` must not branch on values when it is mapped over the points by torch.vmap: take torch.where in place of `if`, or pass "
                 "vectorized=True for a function of stacked points"
             )
         by_numpy = ("numpy", "unexpected keyword argument 'axis'", "cannot access data pointer")
@@ -113,12 +116,12 @@ class OnTorch(Backend):
                 "`backend` out"
             )
         if "same dtype" in text or "expected scalar type" in text:
-            return f"`log_likelihood` must compute in {self.dtype}, which is what it is given: convert its own tensors with .to(torch.{self.dtype}), or pass `dtype`"
+            return f"`log_likelihood` must compute in {self.dtype}, the dtype of its argument: convert its own tensors with .to(torch.{self.dtype}), or pass `dtype`"
         return None
 
 
 class _Made(TorchDispatchMode):  # type: ignore[misc]
-    """Adds up the bytes of all that operations return."""
+    """Add up the bytes of all results of operations."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What to compare with: three other variational methods, ensemble MCMC and maximum likelihood, behind one interface."""
+"""Methods to compare with: three other variational ones, ensemble MCMC, maximum likelihood."""
 
 from qbvi.baselines.bbvi import BBVI
 from qbvi.baselines.cgvb import CGVB, jax_gradient

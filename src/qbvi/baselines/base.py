@@ -1,4 +1,4 @@
-"""What the variational baselines share: their settings, and what is said about a step."""
+"""What the variational baselines share: their settings, and the description of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Baseline(Algorithm):
-    """Settings that every baseline has, with the meaning and the names that they have in `qbvi.QBVI`."""
+    """Settings that every baseline has, with names and meanings as in `qbvi.QBVI`."""
 
     n_samples: int = 100
     updates: Sequence[Update] = ()
@@ -52,7 +52,7 @@ class Baseline(Algorithm):
         return isinstance(family, GaussianFamily)
 
     def fresh_draws(self, n_evals: int) -> int:
-        """A fixed number."""
+        """A fixed number of fresh draws."""
         return self.n_fresh
 
     def start_scale(self, scale: Array) -> Array:
@@ -64,7 +64,7 @@ class Baseline(Algorithm):
 
 
 class TakenStep(NamedTuple):
-    """A step as it was meant and as it was taken."""
+    """A proposed step, and whether it was taken."""
 
     direction: Floats
     update: Floats
@@ -72,7 +72,7 @@ class TakenStep(NamedTuple):
 
 
 def describe(h: Floats, step: TakenStep) -> Info:
-    """What a person reads about a step; a baseline does not say how many nats are missing."""
+    """Describe a step to a person; a baseline has no estimate of the gap to the optimum."""
     norm = float(np.linalg.norm(step.direction))
     rate = float(np.linalg.norm(step.update)) / norm if norm > 0 else 0.0
     return Info(

@@ -20,31 +20,36 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class BBVI(Euclidean):
-    r"""Black-box variational inference: gradients from values alone, as in QBVI, but Euclidean ones.
+    r"""Black-box variational inference: from function values, as QBVI, but Euclidean gradients.
 
-    For the coordinates ``x`` of q, mean and Cholesky factor with a log diagonal (mean and log standard deviations where the
-    covariance is diagonal):
+    The coordinates ``x`` of q are its mean and its Cholesky factor with a log diagonal. For a
+    diagonal covariance they are the mean and the log standard deviations.
 
-    .. math:: \nabla_x \mathcal{L} = E_q[\nabla_x \log q(\theta)\, (h(\theta) - a)], \qquad h = \log p(y, \theta) - \log q(\theta)
+    .. math::
+        \nabla_x \mathcal{L} = E_q[\nabla_x \log q(\theta)\, (h(\theta) - a)], \qquad
+        h = \log p(y, \theta) - \log q(\theta)
 
-    The control variate ``a`` has its own value for every coordinate, :math:`E[g^2 h] / E[g^2]` for a score ``g``, and for every draw, from all
-    draws but that one, so that the estimate has no bias. Rao-Blackwellisation needs the terms of the log-joint that
-    depend on a parameter; a black box does not tell them, so there is none.
+    The control variate ``a`` is :math:`E[g^2 h] / E[g^2]` for a score ``g``. Each coordinate and
+    each draw has its own, computed from all other draws, so the estimate is unbiased. There is no
+    Rao-Blackwellisation: it needs the terms of the log-joint that depend on each parameter, and a
+    black box does not provide them.
 
     Parameters
     ----------
     n_samples, updates, learning_rate, stop, window, keep, initial_sd, n_fresh
         As in `qbvi.QBVI`; here they act on Euclidean gradients.
     scaling
-        A step size for every coordinate: ``"rmsprop"``, ``"adagrad"`` (the article's, which needs larger rates such as 0.1 and did not settle in
-        25 dimensions with full covariance), ``"none"``, or a `qbvi.baselines.RMSProp` of your own.
+        A step size for every coordinate: ``"rmsprop"``, ``"adagrad"``, ``"none"``, or your own
+        `qbvi.baselines.RMSProp`. AdaGrad is the article's choice. It needs larger rates such as
+        0.1, and did not settle in 25 dimensions with full covariance.
     control_variate
-        False for the naive estimator.
+        Whether to use the control variate; False gives the naive estimator.
 
     Examples
     --------
     >>> import numpy as np, qbvi
-    >>> method = qbvi.baselines.BBVI(n_samples=50, scaling="adagrad", learning_rate=0.1, stop=qbvi.MaxIterations(200))
+    >>> stop = qbvi.MaxIterations(200)
+    >>> method = qbvi.baselines.BBVI(scaling="adagrad", learning_rate=0.1, n_samples=50, stop=stop)
     >>> fit = qbvi.fit(lambda x: -((x - 1) ** 2).sum(), qbvi.Flat(shape=2), method=method, seed=1)
     >>> bool(np.all(np.abs(fit.mean - 1) < 0.1))
     True
@@ -59,20 +64,23 @@ class BBVI(Euclidean):
     def tell(
         self, family: GaussianFamily, eta: Array, state: EuclideanState, theta: Array, values: Values
     ) -> tuple[EuclideanState, Info]:
-        """Climb along the estimated gradient."""
+        """Take a step along the estimated gradient."""
         h = family.residual(state.q, theta, values.log_joint)
         gradient = self.gradient(family, state.x, theta, h)
         return self.climb(family, state, gradient, h)
 
     def gradient(self, family: GaussianFamily, x: Floats, theta: Floats, h: Floats) -> Floats:
-        """Estimate the gradient of the bound by ``x`` from residuals ``h`` (n,) at draws ``theta`` (n, d): (size,)."""
+        """Gradient of the bound by ``x``, estimated from residuals ``h`` at ``theta``: (size,).
+
+        ``h`` has shape (n,) and ``theta`` (n, d).
+        """
         score = FactorCoordinates(family).score(x, theta)
         baseline = _without_own_draw(score, h) if self.control_variate else 0.0
         return np.asarray(np.mean(score * (h[:, None] - baseline), axis=0))
 
 
 def _without_own_draw(score: Floats, h: Floats) -> Floats:
-    """The best coefficient E[g^2 h] / E[g^2] of each coordinate, from all draws but one: (n, k)."""
+    """The best coefficient E[g^2 h] / E[g^2] of each coordinate, from all other draws: (n, k)."""
     squares = score**2
     weighted = squares * h[:, None]
     rest = squares.sum(axis=0) - squares

@@ -24,43 +24,48 @@ __all__ = ["CGVB", "jax_gradient"]
 Floats = NDArray[np.float64]
 Gradient = Callable[..., Any]
 
-_TINY = 1e-6  # step of differences of our own maps, which are smooth at unit scale
+_TINY = 1e-6  # step of differences of qbvi's own maps, which are smooth at unit scale
 _RATE = LearningRate(0.02, decay_after=200)
 
 
 @dataclass(frozen=True)
 class CGVB(Euclidean):
-    r"""Cholesky Gaussian variational Bayes: the reparametrisation trick, which needs the model's gradient.
+    r"""Cholesky Gaussian variational Bayes: the reparametrisation trick with the model's gradient.
 
     With :math:`\theta = \mu + L z` and :math:`h = \log p(y, \theta) - \log q(\theta)`:
 
-    .. math:: \nabla_\mu \mathcal{L} = E[\nabla_\theta h], \qquad \nabla_L \mathcal{L} = E[\mathrm{tril}(\nabla_\theta h\, z')]
+    .. math::
+        \nabla_\mu \mathcal{L} = E[\nabla_\theta h], \qquad
+        \nabla_L \mathcal{L} = E[\mathrm{tril}(\nabla_\theta h\, z')]
 
     Parameters
     ----------
     n_samples, updates, learning_rate, stop, window, keep, initial_sd, n_fresh
         As in `qbvi.QBVI`; here they act on Euclidean gradients.
     gradient
-        Gradient of the log-likelihood at a point, by the parameters that the log-likelihood sees, in the same structure: an array, or a
-        dict of arrays. The chain rule to the unconstrained scale and the gradient of the prior are added here. By default
-        central differences of the log-likelihood itself, which cost 2 d evaluations for each draw; they are counted.
+        Gradient of the log-likelihood at a point, by the parameters that the log-likelihood sees,
+        in the same structure: an array, or a dict of arrays. CGVB adds the chain rule to the
+        unconstrained scale and the gradient of the prior. The default is central differences of
+        the log-likelihood, which cost 2 d evaluations per draw; these are counted.
     vectorized
-        Whether ``gradient`` takes points stacked along a first axis.
+        Whether ``gradient`` takes points along a first axis.
     difference
         Step of the central differences, in standard deviations of q.
     scaling
         As in `qbvi.baselines.BBVI`.
     model
-        The parameters that a given gradient is for; `qbvi.fit` sets it.
+        The parameters of a given gradient; `qbvi.fit` sets it.
 
     Notes
     -----
-    With mini-batches a given gradient is that of all the data, since it is not told which rows were drawn; differences follow the batch.
+    With mini-batches a given gradient is that of all data, because it does not know which rows were
+    drawn. Differences follow the batch.
 
     Examples
     --------
     >>> import numpy as np, qbvi
-    >>> method = qbvi.baselines.CGVB(gradient=lambda x: -2 * (x - 1), n_samples=10, stop=qbvi.MaxIterations(300))
+    >>> stop = qbvi.MaxIterations(300)
+    >>> method = qbvi.baselines.CGVB(gradient=lambda x: -2 * (x - 1), n_samples=10, stop=stop)
     >>> fit = qbvi.fit(lambda x: -((x - 1) ** 2).sum(), qbvi.Flat(shape=2), method=method, seed=1)
     >>> bool(np.all(np.abs(fit.mean - 1) < 0.1))
     True
@@ -84,17 +89,20 @@ class CGVB(Euclidean):
             raise ValueError(msg)
 
     def for_model(self, model: Model) -> CGVB:
-        """The method that knows the parameters it is for: a given gradient is by values on their constrained scale."""
+        """Return the method for ``model``, whose parameters a given gradient refers to."""
         return replace(self, model=model)
 
     def notes(self, state: EuclideanState) -> tuple[str, ...]:
-        """Say what the gradients cost."""
+        """State the cost of the gradients."""
         if self.gradient is None:
             return ("gradients are central differences: their evaluations are among those counted",)
         return (f"{state.t * self.n_samples:,} gradients were taken besides the evaluations",)
 
     def ask(self, family: GaussianFamily, state: EuclideanState, rng: np.random.Generator) -> Array:
-        """Independent draws from q and, for differences, their neighbours on both sides: (n, d) or (n + 2 d n, d)."""
+        """Independent draws from q: (n, d).
+
+        For differences, also their neighbours on both sides: (n + 2 d n, d).
+        """
         z = rng.standard_normal((self.n_samples, family.dim))
         mu, L = FactorCoordinates(family).open(state.x)
         draws = mu + z @ L.T
@@ -107,20 +115,20 @@ class CGVB(Euclidean):
     def tell(
         self, family: GaussianFamily, eta: Array, state: EuclideanState, theta: Array, values: Values
     ) -> tuple[EuclideanState, Info]:
-        """Climb along the estimated gradient."""
+        """Take a step along the estimated gradient."""
         draws = theta[: self.n_samples]
         h = family.residual(state.q, draws, values.log_joint[: self.n_samples])
         slopes = self._differences(family, values) if self.gradient is None else self._given(family, state, draws)
         return self.climb(family, state, path_gradient(family, state.x, draws, slopes), h)
 
     def _differences(self, family: GaussianFamily, values: Values) -> Floats:
-        """Gradients of the log joint in whitened coordinates (n, d); NaN where a value is missing."""
+        """Gradients of the log joint in whitened coordinates (n, d); NaN if a value is missing."""
         y = np.where(values.ok, values.log_joint, np.nan)[self.n_samples :]
         ahead, behind = y.reshape(2, self.n_samples, family.dim)
         return np.asarray((ahead - behind) / (2 * self.difference))
 
     def _given(self, family: GaussianFamily, state: EuclideanState, u: Floats) -> Floats:
-        """Gradients of the log joint in whitened coordinates, from that of the log-likelihood: (n, d)."""
+        """Gradients of the log joint in whitened coordinates, from the user's gradient: (n, d)."""
         if self.model is None:
             msg = "`gradient` is by constrained values, so CGVB must know the parameters: call method.for_model(model) first"
             raise ValueError(msg)
@@ -129,9 +137,10 @@ class CGVB(Euclidean):
 
 
 def path_gradient(family: GaussianFamily, x: Floats, theta: Floats, slopes: Floats) -> Floats:
-    """Gradient of the bound by the coordinates ``x``, from whitened gradients L' grad log p(y, theta) (n, d): (size,).
+    """Gradient of the bound by the coordinates ``x``: (size,).
 
-    A draw whose gradient is not known is left out.
+    ``slopes`` are the whitened gradients L' grad log p(y, theta) (n, d). Draws with an unknown
+    gradient are left out.
     """
     coordinates = FactorCoordinates(family)
     mu, L = coordinates.open(x)
@@ -139,17 +148,20 @@ def path_gradient(family: GaussianFamily, x: Floats, theta: Floats, slopes: Floa
     if not known.any():
         return np.full(coordinates.size, np.nan)
     z = solve_triangular(L, (theta[known] - mu).T, lower=True).T
-    by_theta = solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T  # grad h = grad log p + L^-T z
+    # grad h = grad log p + L^-T z
+    by_theta = solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T
     return coordinates.gradient(x, by_theta.mean(axis=0), by_theta.T @ z / len(z))
 
 
 def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:
-    """The gradient of a log-likelihood written in JAX, for ``CGVB(gradient=..., vectorized=True)``, in double precision.
+    """Gradient of a log-likelihood in JAX, for ``CGVB(gradient=..., vectorized=True)``.
+
+    It is computed in double precision.
 
     Parameters
     ----------
     log_likelihood
-        A function of one point, made of ``jax.numpy``, that returns a number.
+        A function of one point, written in ``jax.numpy``, that returns a number.
 
     Examples
     --------
@@ -176,20 +188,20 @@ def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:
 def _double_precision() -> Any:
     try:
         from jax import enable_x64
-    except ImportError:  # where older versions keep it
+    except ImportError:  # older versions have it elsewhere
         from jax.experimental import enable_x64
     return enable_x64(True)
 
 
 def _likelihood_slopes(method: CGVB, model: Model, u: Floats) -> Floats:
-    """Gradient of the log-likelihood by ``u``: the user's, by constrained values, through the map's derivative."""
+    """Gradient of the log-likelihood by ``u``: the user's, times the derivative of the map."""
     points = model.constrain(u)
     by_values = _called(method, model, points)
     return np.asarray(np.einsum("np,npd->nd", by_values, _jacobian(model, u)))
 
 
 def _called(method: CGVB, model: Model, points: Any) -> Floats:
-    """The user's gradient at n points, laid side by side: (n, p)."""
+    """The user's gradient at n points, side by side: (n, p)."""
     gradient = cast(Gradient, method.gradient)
     if method.vectorized:
         returned = gradient(points)
@@ -207,7 +219,7 @@ def _called(method: CGVB, model: Model, points: Any) -> Floats:
 
 
 def _jacobian(model: Model, u: Floats) -> Floats:
-    """Derivative of the constrained values by ``u``, by central differences of our own map: (n, p, d)."""
+    """Derivative of the constrained values by ``u``, by central differences: (n, p, d)."""
     columns = []
     for aside in _TINY * np.eye(model.dim):
         ahead, behind = (to_numpy(model.flatten(model.constrain(u + side * aside))) for side in (1, -1))
@@ -216,7 +228,7 @@ def _jacobian(model: Model, u: Floats) -> Floats:
 
 
 def _prior_slopes(model: Model, u: Floats) -> Floats:
-    """Gradient of the log prior of ``u``: exact where it is quadratic, central differences elsewhere."""
+    """Gradient of the log prior of ``u``: exact if quadratic, else by central differences."""
     linear, precision = model.quadratic_prior()
     quadratic = linear - (u * precision if precision.ndim == 1 else u @ precision)
     ahead, behind = (

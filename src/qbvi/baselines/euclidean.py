@@ -27,17 +27,17 @@ SCALINGS: dict[str, Update | None] = {"adagrad": AdaGrad(), "rmsprop": RMSProp()
 
 
 class EuclideanState(NamedTuple):
-    """What the next step needs."""
+    """State for the next step."""
 
     q: Array
     t: int
     x: Floats  # coordinates of q
-    carry: Any  # of the updates
+    carry: Any  # memory of the updates
 
 
 @dataclass(frozen=True)
 class Euclidean(Baseline):
-    """A method that adds gradients, scaled coordinate by coordinate, to mean and Cholesky factor."""
+    """A method that adds gradients, scaled by coordinate, to the mean and the Cholesky factor."""
 
     learning_rate: float | LearningRate = _RATE
     scaling: Update | str | None = "rmsprop"
@@ -47,7 +47,7 @@ class Euclidean(Baseline):
         self._set("scaling", pick("scaling", self.scaling, SCALINGS))
 
     def init(self, family: GaussianFamily, q: Array) -> EuclideanState:
-        """State before the first step, from a starting member of the family."""
+        """State before the first step, given a starting member of the family."""
         coordinates = FactorCoordinates(family)
         x = coordinates.coordinates(q)
         return EuclideanState(coordinates.member(x), 0, x, self._updates.init(x))
@@ -55,10 +55,11 @@ class Euclidean(Baseline):
     def climb(
         self, family: GaussianFamily, state: EuclideanState, gradient: Floats, h: Floats
     ) -> tuple[EuclideanState, Info]:
-        """One step of gradient ascent; it is refused where it is not finite."""
+        """Take one step of gradient ascent, unless the result is not finite."""
         update, carry = self._updates(gradient, state.carry, Where(family, state.q, state.t))
         x = state.x + update
-        finite = bool(np.isfinite(gradient @ gradient) and np.all(np.isfinite(x)))  # the scalings remember squares
+        # The scalings square the gradient, so its square must be finite too.
+        finite = bool(np.isfinite(gradient @ gradient) and np.all(np.isfinite(x)))
         q = FactorCoordinates(family).member(x) if finite else state.q
         taken = bool(finite and np.all(np.isfinite(q)) and np.all(family.sd(q) > 0))
         moved = state._replace(q=q, x=x, carry=carry) if taken else state

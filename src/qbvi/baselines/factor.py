@@ -1,4 +1,4 @@
-r"""Euclidean coordinates of a Gaussian: its mean and the Cholesky factor of its covariance, with a log diagonal."""
+r"""Euclidean coordinates of a Gaussian: mean and Cholesky factor with a log diagonal."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Opened(NamedTuple):
 
 @dataclass(frozen=True)
 class FactorCoordinates:
-    r"""The vector ``x = (mu, log diag L, L below the diagonal)`` of a Gaussian family, for :math:`S = L L'`.
+    r"""The vector ``x = (mu, log diag L, L below the diagonal)`` of a Gaussian, :math:`S = L L'`.
 
-    Entries of L that the family keeps at zero (all below the diagonal for a diagonal covariance, those between groups for
-    blocks) are left out, so every family is a plain Euclidean space.
+    Entries of L that the family keeps at zero are left out: all below the diagonal for a diagonal
+    covariance, those between groups for a block-diagonal one. Every family then is a plain
+    Euclidean space.
 
     Examples
     --------
@@ -49,12 +50,12 @@ class FactorCoordinates:
     def coordinates(self, q: Array) -> Floats:
         """The coordinates of a member of the family."""
         mu, cov = to_numpy(self.family.mean(q)), to_numpy(self.family.cov(q))
-        sd = np.sqrt(np.diag(cov))  # scaling first keeps the factor accurate whatever the parameters' units
+        sd = np.sqrt(np.diag(cov))  # scaled by it, the factor is accurate in any units
         L = sd[:, None] * np.linalg.cholesky(cov / np.outer(sd, sd))
         return np.concatenate([mu, np.log(np.diag(L)), L[self._below]])
 
     def open(self, x: Floats) -> Opened:
-        """Mean and factor."""
+        """Mean and factor for these coordinates."""
         d = self.family.dim
         L = np.diag(np.exp(x[d : 2 * d]))
         L[self._below] = x[2 * d :]
@@ -69,8 +70,9 @@ class FactorCoordinates:
     def score(self, x: Floats, theta: Floats) -> Floats:
         r"""Gradient of ``log q`` at each draw: (n, d) -> (n, size).
 
-        .. math:: \nabla_\mu = v, \quad \nabla_L = \mathrm{tril}(v z') - \mathrm{diag}(L)^{-1}, \quad
-                  z = L^{-1}(\theta - \mu), \; v = L^{-T} z
+        .. math::
+            \nabla_\mu = v, \quad \nabla_L = \mathrm{tril}(v z') - \mathrm{diag}(L)^{-1}, \quad
+            z = L^{-1}(\theta - \mu), \; v = L^{-T} z
         """
         mu, L = self.open(x)
         z = solve_triangular(L, (theta - mu).T, lower=True).T
@@ -79,7 +81,7 @@ class FactorCoordinates:
         return np.concatenate([v, v * z * np.diag(L) - 1, v[:, i] * z[:, j]], axis=1)
 
     def gradient(self, x: Floats, by_mean: Floats, by_factor: Floats) -> Floats:
-        """Gradients by mu (..., d) and by L (..., d, d) as one by ``x`` (..., size)."""
+        """Combine gradients by mu (..., d) and by L (..., d, d) to one by ``x`` (..., size)."""
         by_log = np.diagonal(by_factor, axis1=-2, axis2=-1) * np.exp(x[self.family.dim : 2 * self.family.dim])
         i, j = self._below
         return np.concatenate([by_mean, by_log, by_factor[..., i, j]], axis=-1)

@@ -21,32 +21,32 @@ __all__ = ["MaximumLikelihood", "maximum_likelihood"]
 
 Floats = NDArray[np.float64]
 
-_STEP = 1e-4  # of first differences, in standard deviations of the prior and later of the estimate
+_STEP = 1e-4  # of first differences, in standard deviations of the prior, later of the estimate
 _WIDE_STEP = 0.02  # of second differences, in standard deviations of the estimate
 _SETTLED = 1e-6  # nats that a Newton step may still gain at the end
-_LEAST_FALL = 0.01  # nats that one standard error to any side must cost
+_LEAST_FALL = 0.01  # nats that the likelihood must fall within one standard error on any side
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MaximumLikelihood:
-    """The maximum of a likelihood, and how sharp it is.
+    """The maximum of a likelihood, and its asymptotic covariance.
 
     Attributes
     ----------
     estimate : dict of arrays or array
-        On the constrained scale, in the structure of the prior.
+        The estimate on the constrained scale, in the structure of the prior.
     sd : dict of arrays or array
         Asymptotic standard errors, in the same structure.
     cov : array (p, p)
         Asymptotic covariance of all entries, in the order of ``labels``.
     log_likelihood : float
-        At the estimate.
+        The log-likelihood at the estimate.
     labels : tuple of str
         Name of every entry.
     converged : bool
-        Whether the gradient vanishes there and the curvature is negative definite.
+        Whether the gradient vanishes at the estimate and the curvature is negative definite.
     n_evals : int
-        Evaluations of the log-likelihood.
+        Number of evaluations of the log-likelihood.
     unconstrained : tuple of arrays (d,), (d, d)
         Estimate and covariance on the unconstrained scale.
     """
@@ -70,9 +70,10 @@ def maximum_likelihood(
 ) -> MaximumLikelihood:
     """Maximise a log-likelihood, with the asymptotic covariance of the estimate.
 
-    The prior gives names, shapes, supports and, unless ``init`` does, the start and the parameters' scales; its density plays no part.
-    BFGS on the unconstrained scale with central differences, then Newton steps; the covariance is the inverse of the observed
-    information, carried to the constrained scale by the derivative of the map.
+    The prior gives names, shapes and supports. Unless ``init`` is given, it also gives the start
+    and the scales of the parameters. Its density is not used. The search uses BFGS on the
+    unconstrained scale with central differences, then Newton steps. The covariance is the inverse
+    of the observed information, transformed to the constrained scale by the derivative of the map.
 
     Parameters
     ----------
@@ -89,7 +90,8 @@ def maximum_likelihood(
     --------
     >>> import numpy as np, qbvi
     >>> y = np.array([1.2, 0.7, 1.9])
-    >>> ml = qbvi.baselines.maximum_likelihood(lambda m: -0.5 * np.sum((y - m) ** 2), qbvi.Normal(0, 10))
+    >>> log_likelihood = lambda m: -0.5 * np.sum((y - m) ** 2)
+    >>> ml = qbvi.baselines.maximum_likelihood(log_likelihood, qbvi.Normal(0, 10))
     >>> round(float(ml.estimate), 4), round(float(ml.sd) ** 2, 4)
     (1.2667, 0.3333)
     """
@@ -143,7 +145,7 @@ class _Climb(NamedTuple):
 
 
 class _Peak(NamedTuple):
-    """A maximum: where, a factor of its asymptotic covariance (d, d), and whether it is one."""
+    """A maximum: its place, a factor (d, d) of its covariance, and whether it is a maximum."""
 
     u: Floats
     root: Floats
@@ -151,7 +153,7 @@ class _Peak(NamedTuple):
 
 
 def _bfgs(climb: _Climb, start: Floats, scale: Floats) -> Floats:
-    """Climb in units of the prior's scales."""
+    """Maximise by BFGS, in units of the prior's scales."""
     root = np.diag(scale)
 
     def value(w: Floats) -> float:
@@ -165,7 +167,7 @@ def _bfgs(climb: _Climb, start: Floats, scale: Floats) -> Floats:
 
 
 def _settled(climb: _Climb, u: Floats, scale: Floats) -> _Peak:
-    """Newton steps in coordinates in which the curvature is the identity, as far as it is known."""
+    """Take Newton steps in coordinates in which the curvature is approximately the identity."""
     root = _whitening(np.diag(scale), climb.hessian(u, np.diag(scale), 1e-3))
     gain = np.inf
     for _ in range(5):
@@ -175,7 +177,8 @@ def _settled(climb: _Climb, u: Floats, scale: Floats) -> _Peak:
         u = u + root @ slope * min(1.0, 1.0 / max(float(np.linalg.norm(slope)), 1e-300))
         if gain < _SETTLED * 1e-6:
             break
-    # One standard error to any side costs half a nat where the likelihood is a parabola; on a slope without an end, nothing.
+    # If the likelihood is a parabola, it falls by half a nat within one standard error on any
+    # side. On an endless slope it does not fall.
     around = climb(np.concatenate([u[None], u + root.T, u - root.T]))
     if np.max(around[1:]) > around[0] - _LEAST_FALL:
         raise ValueError(_NO_MAXIMUM)

@@ -1,4 +1,4 @@
-"""Draws from the posterior itself: the ensemble sampler of emcee."""
+"""Draws from the exact posterior, by the ensemble sampler of emcee."""
 
 from __future__ import annotations
 
@@ -27,19 +27,21 @@ class Chains:
     Attributes
     ----------
     draws : dict of arrays or array
-        Constrained values in the structure of the prior, all walkers together: draws along the first axis.
+        Constrained values in the structure of the prior: draws of all walkers along the first axis.
     mean, sd : dict of arrays or array
         Posterior moments, in the same structure.
     labels : tuple of str
         Name of every entry.
     acceptance : float
-        Share of the proposals that were taken, over all walkers.
+        Fraction of proposals accepted, over all walkers.
     ess : array (p,)
-        Effective number of draws of every entry, from the autocorrelation of the walkers (arviz-stats, bulk).
+        Effective sample size of every entry, from the autocorrelation of the walkers (arviz-stats,
+        bulk).
     rhat : array (p,)
-        Rank-normalised split R-hat over the walkers. They move with each other's help, so it is a necessary sign of convergence only.
+        Rank-normalised split R-hat over the walkers. The walkers depend on each other, so a value
+        near one is necessary for convergence, not sufficient.
     n_evals : int
-        Evaluations of the log-likelihood, those of the warm-up included.
+        Number of evaluations of the log-likelihood, including the warm-up.
     seed : int or None
     """
 
@@ -70,21 +72,24 @@ def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
     warmup: int = 1000,
     seed: int | None = None,
 ) -> Chains:
-    """Sample the posterior with the affine-invariant ensemble of emcee: ``pip install 'qbvi[mcmc]'``.
+    """Sample the posterior with emcee's affine-invariant ensemble: ``pip install 'qbvi[mcmc]'``.
 
-    It runs on the unconstrained scale, with the log-Jacobian, and proposes differential-evolution moves, and a stretch move every fifth time.
-    The log-likelihood may be minus infinity or fail outside of its domain: such a proposal is refused.
+    It runs on the unconstrained scale, with the log-Jacobian. Four of five proposals are
+    differential-evolution moves, the others stretch moves. The log-likelihood may fail or be minus
+    infinity outside its domain; such a proposal is rejected.
 
     Parameters
     ----------
     log_likelihood, prior, vectorized, seed
         As in `qbvi.fit`.
     init
-        Where the walkers start: a `qbvi.Fit` (draws from it), or a point on the constrained scale; by default the centre of the prior.
+        Where the walkers start: a `qbvi.Fit` (draws from it), or a point on the constrained scale.
+        By default the centre of the prior.
     n_walkers
-        Even, and at least two for each dimension; by default four for each, and 32 at least.
+        Number of walkers: even, and at least two per dimension. By default four per dimension, but
+        at least 32.
     n_steps, warmup
-        Steps of every walker that are kept, and before them, that are thrown away.
+        Steps of each walker to keep, and steps before them to discard.
 
     Returns
     -------
@@ -94,7 +99,13 @@ def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
     --------
     >>> import pytest, qbvi
     >>> emcee = pytest.importorskip("emcee", reason="emcee is not installed")
-    >>> chains = qbvi.baselines.mcmc(lambda x: -0.5 * x**2, qbvi.Normal(0, 1), n_steps=500, warmup=100, seed=1)
+    >>> chains = qbvi.baselines.mcmc(
+    ...     lambda x: -0.5 * x**2,
+    ...     qbvi.Normal(0, 1),
+    ...     n_steps=500,
+    ...     warmup=100,
+    ...     seed=1,
+    ... )
     >>> bool(abs(chains.sd**2 - 0.5) < 0.05)
     True
     """
@@ -110,10 +121,11 @@ def mcmc(  # noqa: PLR0913 - the arguments of qbvi.fit, and those of a sampler
         evaluated = black_box(model.constrain(u))
         return np.where(evaluated.ok, evaluated.values + model.log_prior(u), -np.inf)
 
-    # No snooker moves: those of emcee 3.1 take the half of the exponent they should, which narrows the posterior by a third.
+    # No snooker moves: those of emcee 3.1 use half of the correct exponent, which narrows the
+    # posterior by a third.
     moves = [(emcee.moves.DEMove(), 0.8), (emcee.moves.StretchMove(), 0.2)]
     sampler = emcee.EnsembleSampler(walkers, model.dim, log_posterior, vectorize=True, moves=moves)
-    # emcee takes the state of the older NumPy generator and no other
+    # emcee accepts only the state of the legacy NumPy generator.
     state = np.random.RandomState(rng.integers(2**32)).get_state()
     first = emcee.State(start, random_state=state)
     burnt = sampler.run_mcmc(first, warmup, skip_initial_state_check=True)
@@ -143,7 +155,7 @@ def _chains(model: Model, sampler: Any, n_evals: int, seed: int | None) -> Chain
 
 
 def _start(model: Model, init: Any, walkers: int, rng: np.random.Generator) -> Floats:
-    """Draws from a fit, or a ball of a tenth of the prior's scales around a point: (walkers, d)."""
+    """Draws from a fit, or from a ball of a tenth of the prior's scales: (walkers, d)."""
     if hasattr(init, "draw_unconstrained"):
         return to_numpy(init.draw_unconstrained(walkers, rng))
     loc, scale = model.initial()

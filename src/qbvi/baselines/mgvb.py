@@ -1,4 +1,4 @@
-"""MGVB: Gaussian variational Bayes on the manifold of positive definite matrices (Tran, Nguyen and Nguyen, 2021)."""
+"""MGVB: Gaussian variational Bayes on the manifold of covariances (Tran, Nguyen, Nguyen, 2021)."""
 
 from __future__ import annotations
 
@@ -25,42 +25,48 @@ _RATE = LearningRate(0.01, decay_after=800)
 
 
 class ManifoldState(NamedTuple):
-    """What the next step needs."""
+    """State for the next step."""
 
     q: Array
     t: int
     coefficients: Floats  # (d + d^2,) of the control variates, from the previous draws
     shift: Floats  # (d,) averaged natural gradient of the mean
-    growth: Floats  # (d, d) averaged natural gradient of the covariance, in the whitened coordinates of q
+    growth: Floats  # (d, d) averaged natural gradient of the covariance, in whitened coordinates
 
 
 @dataclass(frozen=True)
 class MGVB(Baseline):
-    r"""Manifold Gaussian variational Bayes: values alone, approximate natural gradients, a covariance that stays positive definite.
+    r"""Manifold Gaussian variational Bayes.
 
-    With score-function gradients of the bound by ``mu`` and ``S``, and control variates from the previous draws:
+    It uses function values and approximate natural gradients. The covariance stays positive
+    definite. Gradients of the bound by ``mu`` and ``S`` are score-function estimates with control
+    variates from the previous draws:
 
     .. math::
-        \tilde\nabla_\mu = S \nabla_\mu \mathcal{L}, \quad \tilde\nabla_S = 2 S \nabla_S \mathcal{L}\, S, \qquad
+        \tilde\nabla_\mu = S \nabla_\mu \mathcal{L}, \quad
+        \tilde\nabla_S = 2 S \nabla_S \mathcal{L}\, S, \qquad
         R_S(\xi) = S + \xi + \tfrac12 \xi S^{-1} \xi
 
-    The mean moves by :math:`\beta \bar\nabla_\mu`, the covariance to :math:`R_S(\beta \bar\nabla_S)`. The average :math:`\bar\nabla_S = \omega
-    T(\bar\nabla_S) + (1 - \omega) \tilde\nabla_S` carries the past along by the vector transport :math:`T(\xi) = E \xi E'`,
+    The mean moves by :math:`\beta \bar\nabla_\mu`, and the covariance to
+    :math:`R_S(\beta \bar\nabla_S)`. The average
+    :math:`\bar\nabla_S = \omega T(\bar\nabla_S) + (1 - \omega) \tilde\nabla_S` moves the past to
+    the new covariance by the vector transport :math:`T(\xi) = E \xi E'`,
     :math:`E = (S_{new} S_{old}^{-1})^{1/2}`.
 
-    In whitened coordinates, with the factor of the new covariance taken as :math:`L (I + C + C^2/2)^{1/2}`, the transport is the
-    identity: the averaged matrix is kept as it is.
+    Let the factor of the new covariance be :math:`L (I + C + C^2/2)^{1/2}`. Then the transport is
+    the identity in whitened coordinates, so the averaged matrix needs no transport.
 
     Parameters
     ----------
     n_samples, learning_rate, stop, window, keep, initial_sd, n_fresh
-        As in `qbvi.QBVI`. The defaults are those of the paper's table of hyper-parameters except for the rate: with its 0.1, a start away
-        from the posterior has steps so long that the square in the retraction widens the covariance whatever their sign, and
-        the fit runs away.
+        As in `qbvi.QBVI`. The defaults are those of the paper's table of hyper-parameters, except
+        for the rate. With the paper's 0.1, a start away from the posterior has very long steps.
+        The square in the retraction then widens the covariance whatever their sign, and the fit
+        diverges.
     momentum
         Weight of the past natural gradients.
     max_norm
-        Bound on the norm of the natural gradient, beyond which it is shortened.
+        Bound on the norm of the natural gradient; a longer one is shortened to it.
 
     Examples
     --------
@@ -84,7 +90,7 @@ class MGVB(Baseline):
             raise ValueError(msg)
 
     def init(self, family: GaussianFamily, q: Array) -> ManifoldState:
-        """State before the first step, from a starting member of the family."""
+        """State before the first step, given a starting member of the family."""
         d = family.dim
         return ManifoldState(q, 0, np.zeros(d + d**2), np.zeros(d), np.zeros((d, d)))
 
@@ -101,7 +107,7 @@ class MGVB(Baseline):
         if not np.isfinite(natural.flat @ natural.flat):
             return state, describe(h, TakenStep(natural.flat, np.zeros_like(natural.flat), taken=False))
         state = state._replace(t=state.t + 1, coefficients=coefficients)
-        if state.t == 1:  # without control variates this gradient would be mostly noise
+        if state.t == 1:  # without control variates this gradient is mostly noise
             return state, describe(h, TakenStep(natural.flat, np.zeros_like(natural.flat), taken=True))
         average = self._averaged(self._clipped(natural, family, state), state)
         rate = self.learning_rate(np.ones(1), (), Where(family, state.q, state.t - 1))[0][0]  # type: ignore[operator]
@@ -111,7 +117,7 @@ class MGVB(Baseline):
         return moved, describe(h, TakenStep(natural.flat, rate * average.flat, taken))
 
     def _clipped(self, natural: Natural, family: GaussianFamily, state: ManifoldState) -> Natural:
-        """Shorten by the norm on the parameters' own scale."""
+        """Shorten the gradient if its norm on the parameters' own scale exceeds ``max_norm``."""
         L = _factor(family, state.q)
         norm = np.hypot(np.linalg.norm(natural.shift), np.linalg.norm(L @ natural.growth @ L.T))
         return natural.scaled(self.max_norm / max(norm, self.max_norm))
@@ -123,14 +129,14 @@ class MGVB(Baseline):
 
 
 class Natural(NamedTuple):
-    """A natural gradient: of the mean (d,), and of the covariance in whitened coordinates (d, d)."""
+    """A natural gradient: of the mean (d,), and of the whitened covariance (d, d)."""
 
     shift: Floats
     growth: Floats
 
     @property
     def flat(self) -> Floats:
-        """Both parts end to end."""
+        """Both parts, concatenated."""
         return np.concatenate([self.shift, self.growth.ravel()])
 
     def scaled(self, factor: float) -> Natural:
@@ -143,7 +149,7 @@ class Natural(NamedTuple):
 
 
 def natural_gradient(family: GaussianFamily, state: ManifoldState, theta: Floats, h: Floats) -> tuple[Natural, Floats]:
-    """S grad_mu and 2 L' grad_S L (that is 2 S grad_S S, whitened), and the coefficients for the next draws."""
+    """S grad_mu and 2 L' grad_S L, which is 2 S grad_S S whitened, and the next coefficients."""
     d, L = family.dim, _factor(family, state.q)
     K = to_numpy(family.whiten(state.q, to_numpy(family.mean(state.q)) + np.eye(d))).T
     v = to_numpy(family.whiten(state.q, theta)) @ K
@@ -155,7 +161,7 @@ def natural_gradient(family: GaussianFamily, state: ManifoldState, theta: Floats
 
 
 def retracted(family: GaussianFamily, q: Array, shift: Floats, growth: Floats) -> Array:
-    """The member with mean mu + shift and covariance S + xi + xi S^-1 xi / 2 for xi = L growth L'."""
+    """The member with mean mu + shift and covariance S + xi + xi S^-1 xi / 2, xi = L growth L'."""
     c, U = np.linalg.eigh(growth)
     root = np.sqrt(1 + c + 0.5 * c**2)  # at least 1/sqrt 2
     whitened = to_numpy(family.whiten(q, (to_numpy(family.mean(q)) + shift)[None]))[0]

@@ -1,4 +1,4 @@
-"""Step sizes of their own for every coordinate, as Euclidean gradients need them: used like `qbvi.updates`."""
+"""Step sizes per coordinate, which Euclidean gradients need; used like `qbvi.updates`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class AdaGrad:
 
     .. math:: G_t = G_{t-1} + g_t^2, \qquad g_t \leftarrow g_t / \sqrt{G_t}
 
-    The steps fall as one over the root of their number, which meets the conditions of Robbins and Monro.
+    Steps fall as one over the square root of their number, which meets the conditions of Robbins
+    and Monro.
 
     Examples
     --------
@@ -37,7 +38,7 @@ class AdaGrad:
         return np.zeros_like(direction)
 
     def __call__(self, direction: Floats, memory: Floats, where: Where) -> tuple[Floats, Floats]:
-        """Add the squares, divide."""
+        """Add the squares and divide."""
         total = memory + direction**2
         return _divided(direction, total), total
 
@@ -51,11 +52,14 @@ class _Averages(NamedTuple):
 class RMSProp:
     r"""Divide an average of the gradients by the root of an average of their squares.
 
-    .. math:: \bar g_t = \gamma \bar g_{t-1} + (1 - \gamma) g_t, \quad v_t = \delta v_{t-1} + (1 - \delta) g_t^2, \quad
-              g_t \leftarrow \bar g_t / \sqrt{v_t}
+    .. math::
+        \bar g_t = \gamma \bar g_{t-1} + (1 - \gamma) g_t, \quad
+        v_t = \delta v_{t-1} + (1 - \delta) g_t^2, \quad
+        g_t \leftarrow \bar g_t / \sqrt{v_t}
 
-    Both averages start at the first gradient and its square. With ``momentum`` this is the adaptive rate of Tran et al. (2021, "A
-    practical tutorial on variational Bayes"). It needs a `qbvi.LearningRate` that falls to settle.
+    Both averages start at the first gradient and its square. With ``momentum`` this is the adaptive
+    rate of Tran et al. (2021, "A practical tutorial on variational Bayes"). To settle, it needs a
+    `qbvi.LearningRate` that falls.
 
     Parameters
     ----------
@@ -83,11 +87,11 @@ class RMSProp:
                 raise ValueError(msg)
 
     def init(self, direction: Floats) -> _Averages:
-        """Nothing averaged yet."""
+        """No averages yet."""
         return _Averages(np.zeros_like(direction), np.zeros_like(direction))
 
     def __call__(self, direction: Floats, memory: _Averages, where: Where) -> tuple[Floats, _Averages]:
-        """Average, divide."""
+        """Average and divide."""
         delta, gamma = (self.decay, self.momentum) if where.t > 0 else (0.0, 0.0)
         gradient = gamma * memory.gradient + (1 - gamma) * direction
         square = delta * memory.square + (1 - delta) * direction**2
@@ -95,5 +99,5 @@ class RMSProp:
 
 
 def _divided(direction: Floats, square: Floats) -> Floats:
-    """A coordinate that never had a gradient does not move."""
+    """Divide; a coordinate that never had a gradient does not move."""
     return direction / np.sqrt(np.where(square > 0, square, 1.0))

@@ -1,4 +1,4 @@
-"""Results as tables, one row for every entry of the parameters."""
+"""Results as tables, with one row per entry of the parameters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def side_by_side(point: Any) -> Floats:
 
 
 def table(head: str, labels: Sequence[str], columns: dict[str, Floats]) -> str:
-    """A line of text, then one row for each label.
+    """A line of text, then one row per label.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The command ``qbvi``: one file for each of its commands."""
+"""The command ``qbvi``: one file per subcommand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="qbvi",
         description="Posteriors from values of a log-likelihood.",
-        epilog="`qbvi COMMAND --help` tells more, with examples.",
+        epilog="`qbvi COMMAND --help` describes each command, with examples.",
     )
     parser.add_argument("--version", action="version", version=f"qbvi {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")

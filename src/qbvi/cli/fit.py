@@ -1,4 +1,4 @@
-"""``qbvi fit``: a ready-made model and a table in, a posterior out (docs/commands.md)."""
+"""``qbvi fit``: fit a ready-made model to a table (docs/commands.md)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 MODELS = ("logistic", "multinomial", "linear", "poisson", "binomial", "har", "garch")
-_MOST_MARGINALS, _MOST_PAIRS = 24, 10  # of a legible figure
+_MOST_MARGINALS, _MOST_PAIRS = 24, 10  # most entries of a legible figure
 
 _EXAMPLES = """\
 models:
-  logistic     target of zeros and ones
-  multinomial  target of labels, text or numbers
-  linear       target of numbers
+  logistic     binary target, 0 or 1
+  multinomial  target of class labels, text or numbers
+  linear       numeric target
   poisson      target of counts; --exposure or --offset
   binomial     target of successes; --trials
-  har          a column of realized volatility, one row a day, oldest first
+  har          a column of realized volatility, one row per day, oldest first
   garch        a column of returns, oldest first
 
 examples:
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "fit",
         help="fit a ready-made model to a CSV or Parquet file",
-        description="Fit a ready-made model to a table. Prints the posterior and saves it, with pictures, under --out.",
+        description="Fit a ready-made model to a table. Prints the posterior and saves it, with plots, under --out.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -54,7 +54,10 @@ def add_to(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Fit, print and save; 0 when there is a posterior, 1 when the fit failed, 2 when the request makes no sense."""
+    """Fit, print and save.
+
+    Returns 0 if there is a posterior, 1 if the fit failed, and 2 if the request is invalid.
+    """
     from qbvi.cli.tabular.report import one_line, silence
 
     try:
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"qbvi fit: {one_line(error)}", file=sys.stderr)
         return 2
-    except RuntimeError as error:  # of the likelihood, at some point of the fit
+    except RuntimeError as error:  # from the likelihood, at some point of the fit
         print(f"qbvi fit: the fit failed: {one_line(error)}", file=sys.stderr)
         return 1
 
@@ -91,69 +94,69 @@ def _run(args: argparse.Namespace) -> int:
 
 def _add_data(group: Any) -> None:
     group.add_argument(
-        "--data", required=True, metavar="FILE", help="CSV (names of columns in the first line) or Parquet"
+        "--data", required=True, metavar="FILE", help="CSV (with column names in the first line) or Parquet"
     )
     group.add_argument("--target", required=True, metavar="COLUMN", help="the column to explain")
-    group.add_argument("--features", metavar="A,B,C", help="columns that explain it (all other columns of numbers)")
+    group.add_argument("--features", metavar="A,B,C", help="columns that explain it (default: all other numeric ones)")
     group.add_argument(
-        "--separator", type=separator, default=",", metavar="MARK", help="between the columns of a CSV file (,)"
+        "--separator", type=separator, default=",", metavar="MARK", help="separator of a CSV file (default: ,)"
     )
     group.add_argument(
-        "--drop-missing", action="store_true", help="leave rows with empty cells out; else they are refused"
+        "--drop-missing", action="store_true", help="drop rows with empty cells; otherwise they are an error"
     )
     test = group.add_mutually_exclusive_group()
     test.add_argument(
         "--test-share",
         type=share,
         metavar="SHARE",
-        help="keep this share of the rows for testing: at random, or the last days of a series",
+        help="fraction of the rows to hold out for testing: random rows, or the last days of a series",
     )
-    test.add_argument("--test", metavar="FILE", help="test on the rows of this file")
+    test.add_argument("--test", metavar="FILE", help="file of rows to test on")
 
 
 def _add_model(group: Any) -> None:
     group.add_argument(
         "--model", required=True, choices=MODELS, metavar="MODEL", help=f"one of {', '.join(MODELS)}; see below"
     )
-    group.add_argument("--no-intercept", action="store_true", help="regressions: leave the intercept out")
+    group.add_argument("--no-intercept", action="store_true", help="regressions: fit without an intercept")
     group.add_argument(
-        "--standardise", action="store_true", help="regressions: bring features to mean 0 and standard deviation 1"
+        "--standardise", action="store_true", help="regressions: scale features to mean 0 and standard deviation 1"
     )
     group.add_argument("--trials", metavar="COLUMN", help="binomial: number of trials")
     group.add_argument("--exposure", metavar="COLUMN", help="poisson: time or population at risk")
     group.add_argument("--offset", metavar="COLUMN", help="poisson: logarithm of the exposure")
     group.add_argument("--no-log", action="store_true", help="har: explain the volatility, not its logarithm")
-    group.add_argument("--demean", action="store_true", help="garch: take the mean off the returns")
+    group.add_argument("--demean", action="store_true", help="garch: subtract the mean of the returns")
     group.add_argument(
         "--prior-scale",
         type=positive,
         metavar="SD",
-        help="standard deviation of the normal priors around zero (from the units of the data)",
+        help="standard deviation of the normal priors around zero (default: from the units of the data)",
     )
 
 
 def _add_fitting(group: Any) -> None:
     families = ("auto", "full", "diagonal")
-    group.add_argument("--family", default="auto", choices=families, help="covariance of the posterior (%(default)s)")
+    group.add_argument("--family", default="auto", choices=families, help="posterior covariance (default: %(default)s)")
     group.add_argument(
         "--tol",
         type=positive,
         default=0.01,
         metavar="NATS",
-        help="stop when less is missing from the bound (%(default)s)",
+        help="stop when the bound can gain less than this (default: %(default)s)",
     )
-    group.add_argument("--max-evals", type=whole, metavar="N", help="budget of likelihood evaluations")
-    group.add_argument("--seed", type=seed_number, default=0, metavar="N", help="same seed, same result (%(default)s)")
+    group.add_argument("--max-evals", type=whole, metavar="N", help="largest number of likelihood evaluations")
+    group.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: %(default)s)")
     group.add_argument(
-        "--interval", type=share, default=0.95, metavar="P", help="probability of the intervals printed (%(default)s)"
+        "--interval", type=share, default=0.95, metavar="P", help="probability of the intervals (default: %(default)s)"
     )
     group.add_argument(
-        "--out", default="qbvi-fit", metavar="DIR", help="folder for what is saved, older files replaced (%(default)s)"
+        "--out", default="qbvi-fit", metavar="DIR", help="output folder; replaces older files (default: %(default)s)"
     )
 
 
 def _tables(args: argparse.Namespace) -> tuple[Choice, Table | None]:
-    """The rows to fit with what is to be done with them, and those to test on; all of them checked."""
+    """Read and check the rows to fit and, if any, the rows to test on."""
     from qbvi.cli.tabular import read_table
     from qbvi.cli.tabular.choices import Wishes, choose
 
@@ -180,7 +183,7 @@ def _folder(out: str) -> Path:
 
 
 def _split(table: Table, share: float, seed: int | None) -> tuple[Table, Table]:
-    """Keep a share of the rows: at random or, without a seed, the last ones."""
+    """Hold out a fraction of the rows: random ones or, without a seed, the last ones."""
     import numpy as np
 
     n = len(table)
@@ -193,7 +196,7 @@ def _split(table: Table, share: float, seed: int | None) -> tuple[Table, Table]:
 
 
 def _save_more(posterior: SavedPosterior, folder: Path, args: argparse.Namespace) -> list[str]:
-    """Save what is made from the posterior, each part on its own; say what is there and what is not, and why."""
+    """Save summary, plots and draws, each separately; return what was saved, and what was not."""
     from qbvi.cli.tabular import POSTERIOR
     from qbvi.cli.tabular.report import one_line
 

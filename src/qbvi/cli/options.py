@@ -1,4 +1,4 @@
-"""Values of options, checked as they are read: what is wrong is said by the parser, in one line, before any work."""
+"""Option values, checked as they are parsed; an error is one line, before any work starts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["Parser", "positive", "seed_number", "separator", "share", "whole"]
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says what is wrong in one line, and where to read more."""
+    """A parser that reports an error in one line, and where to read more."""
 
     def error(self, message: str) -> NoReturn:
-        """End the program."""
+        """Print the message and end the program."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -42,17 +42,17 @@ def share(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """A whole number from 1."""
+    """A whole number, at least 1."""
     return _whole(text, 1)
 
 
 def seed_number(text: str) -> int:
-    """A whole number from 0."""
+    """A whole number, at least 0."""
     return _whole(text, 0)
 
 
 def separator(text: str) -> str:
-    r"""One character; ``\t``, which shells pass on as two, and ``tab`` are the tabulator.
+    r"""One character; ``\t``, which shells pass as two characters, and ``tab`` mean a tab.
 
     Examples
     --------

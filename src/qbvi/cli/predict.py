@@ -1,4 +1,4 @@
-"""``qbvi predict``: a saved posterior and new rows in, predictions with intervals out (docs/commands.md)."""
+"""``qbvi predict``: predict new rows with a saved posterior (docs/commands.md)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 _EXAMPLES = """\
-what is written, one row for each row of --data:
-  logistic        probability of a one, and an interval of it
+output, one row per row of --data:
+  logistic        probability of a one, with an interval
   multinomial     the most probable class; probability and interval of each class
   linear, poisson mean with an interval (mean_lower, mean_upper), and an interval of new data (lower, upper)
   binomial        probability, then mean and intervals of the successes
@@ -40,25 +40,25 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("posterior", metavar="POSTERIOR", help="the folder of a fit, or its posterior.npz")
     parser.add_argument(
-        "--data", metavar="FILE", help="CSV or Parquet with the columns of the fit; may be left out for har and garch"
+        "--data", metavar="FILE", help="CSV or Parquet with the columns of the fit; optional for har and garch"
     )
-    parser.add_argument("--out", metavar="FILE", help="CSV or Parquet to write (CSV on the standard output)")
+    parser.add_argument("--out", metavar="FILE", help="CSV or Parquet to write (default: CSV on the standard output)")
     parser.add_argument(
-        "--interval", type=share, default=0.9, metavar="P", help="probability of the intervals (%(default)s)"
+        "--interval", type=share, default=0.9, metavar="P", help="probability of the intervals (default: %(default)s)"
     )
-    parser.add_argument("--draws", type=whole, default=1000, metavar="N", help="draws from the posterior (%(default)s)")
-    parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="same seed, same result (%(default)s)")
+    parser.add_argument("--draws", type=whole, default=1000, metavar="N", help="posterior draws (default: %(default)s)")
+    parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: %(default)s)")
     parser.add_argument(
-        "--separator", type=separator, default=",", metavar="MARK", help="between the columns of a CSV file (,)"
+        "--separator", type=separator, default=",", metavar="MARK", help="separator of a CSV file (default: ,)"
     )
     parser.add_argument(
-        "--drop-missing", action="store_true", help="leave rows with empty cells out; else they are refused"
+        "--drop-missing", action="store_true", help="drop rows with empty cells; otherwise they are an error"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Predict; 0 when predictions were written, 2 when the request makes no sense."""
+    """Predict; returns 0 if predictions were written, 2 if the request is invalid."""
     from qbvi.cli.tabular import Spread, TableError, read_posterior, write_columns
     from qbvi.cli.tabular.report import one_line, silence
 
@@ -94,12 +94,12 @@ def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:
 
 
 def _refuse_bad_places(args: argparse.Namespace) -> None:
-    """Predictions in the place of what they are made from would be no help to anyone."""
+    """Refuse to overwrite an input file, and an output folder that does not exist."""
     for given in (args.data, args.posterior):
         if args.out and given and os.path.realpath(given) == os.path.realpath(args.out):
-            msg = f"--out must not be the file that is read, got {args.out!r}"
+            msg = f"--out must not be one of the input files, got {args.out!r}"
             raise ValueError(msg)
     folder = os.path.dirname(os.path.abspath(args.out or ""))
     if not os.path.isdir(folder):
-        msg = f"--out must be in a folder that is there, got {args.out!r}"
+        msg = f"--out must be in an existing folder, got {args.out!r}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""A prior and the options of a fit from a TOML file: one table for each parameter, and one called ``fit``."""
+"""Read a prior and fit options from TOML: one table per parameter, and one called ``fit``."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _KINDS = {name: kind for name, kind in DISTRIBUTIONS.items() if name not in _NEE
 
 
 class PriorFileError(ValueError):
-    """A prior file does not say what it should."""
+    """A prior file is invalid."""
 
 
 class PriorFile(NamedTuple):
-    """What a prior file says."""
+    """The contents of a prior file."""
 
     prior: dict[str, Distribution]
     options: dict[str, Any]  # the table ``fit``
@@ -34,7 +34,8 @@ def read_prior(path: str | Path, known: tuple[str, ...]) -> PriorFile:
     Parameters
     ----------
     path
-        The file: tables such as ``[beta]`` with ``distribution = "Normal"``, ``loc = 0``, ``scale = 5``, ``shape = [4]``.
+        The file: tables such as ``[beta]`` with ``distribution = "Normal"``, ``loc = 0``,
+        ``scale = 5``, ``shape = [4]``.
     known
         Options that the table ``[fit]`` may have.
 
@@ -85,7 +86,7 @@ def _distribution(name: str, table: Any) -> Distribution:
 
 
 def _support(words: Any) -> Support:
-    """A support by name, or a table with its kind and ends: ``{kind = "Interval", low = 0, high = 1}``."""
+    """A support by name, or as a table such as ``{kind = "Interval", low = 0, high = 1}``."""
     spec = {"kind": words} if isinstance(words, str) else dict(words)
     if spec.get("kind") not in SUPPORTS:
         msg = f"`support` must be one of {', '.join(SUPPORTS)}, got {spec.get('kind')!r}"

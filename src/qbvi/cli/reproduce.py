@@ -1,4 +1,4 @@
-"""``qbvi reproduce``: the paper's experiments, our numbers beside the published ones (docs/reproduce.md)."""
+"""``qbvi reproduce``: the paper's experiments, with the published numbers (docs/reproduce.md)."""
 
 from __future__ import annotations
 
@@ -21,20 +21,18 @@ def add_to(commands: Any) -> None:
         help="run the paper's experiments and compare",
         description="Run an experiment of the paper; print its tables, and write tables, figures and an HTML page.",
     )
+    parser.add_argument("experiment", choices=(*EXPERIMENTS, "all"), help="one of %(choices)s", metavar="EXPERIMENT")
+    parser.add_argument("--out", default="reproduced", type=Path, metavar="DIR", help="folder (default: %(default)s)")
+    parser.add_argument("--seed", default=1, type=_seed, metavar="N", help="seed of all fits (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fewer iterations and runs: minutes for all experiments")
     parser.add_argument(
-        "experiment", choices=(*EXPERIMENTS, "all"), help="which one: %(choices)s", metavar="EXPERIMENT"
-    )
-    parser.add_argument("--out", default="reproduced", type=Path, metavar="DIR", help="where to write (%(default)s)")
-    parser.add_argument("--seed", default=1, type=_seed, metavar="N", help="of every fit (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="fewer iterations and runs: minutes for all of them")
-    parser.add_argument(
-        "--data", type=Path, metavar="DIR", help="folder with german_credit.csv and spx_volatility.csv (else QBVI_DATA)"
+        "--data", type=Path, metavar="DIR", help="folder of german_credit.csv, spx_volatility.csv (default: $QBVI_DATA)"
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run and write; 0 when done, 2 when data or a package are missing."""
+    """Run and write; returns 0 when done, 2 if data or a package are missing."""
     try:
         from rich.console import Console
     except ImportError:
@@ -54,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _seed(text: str) -> int:
     if not text.isdecimal():
-        msg = f"must be a whole number from zero on, got {text!r}"
+        msg = f"must be a whole number, at least 0, got {text!r}"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
 
@@ -73,7 +71,7 @@ def _one(name: str, settings: Settings, out: Path, console: Any) -> Report:
 
 
 def _all(settings: Settings, out: Path, console: Any) -> None:
-    """All experiments in one page; one whose data are not here says so in its place."""
+    """Run all experiments and write one page; without its data, one is listed as not run."""
     reports = []
     for name in EXPERIMENTS:
         try:

@@ -1,4 +1,4 @@
-"""``qbvi serve``: a fit in conversation with a program in any language, one JSON object a line (docs/serve.md)."""
+"""``qbvi serve``: fit a program in any language, over JSON lines on a pipe (docs/serve.md)."""
 
 from __future__ import annotations
 
@@ -28,26 +28,29 @@ def add_to(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "serve",
         help="fit a program that answers on a pipe",
-        description="Ask for values on stdout and take them on stdin, as JSON lines.",
+        description="Request values on stdout and read them from stdin, as JSON lines.",
     )
     parser.add_argument(
-        "--prior", required=True, metavar="FILE", help="TOML file with a table for each parameter, and [fit]"
+        "--prior", required=True, metavar="FILE", help="TOML file with one table per parameter, and [fit]"
     )
     parser.add_argument(
-        "--out", default="posterior.npz", metavar="FILE", help="where to save the posterior (%(default)s)"
+        "--out", default="posterior.npz", metavar="FILE", help="file for the posterior (default: %(default)s)"
     )
-    parser.add_argument("--checkpoint", metavar="FILE", help="keep the run here, and go on from it if it is there")
+    parser.add_argument("--checkpoint", metavar="FILE", help="save the run here, and resume it if the file exists")
     parser.add_argument(
         "--on-mismatch",
         default="raise",
         choices=("raise", "keep", "re-evaluate"),
-        help="when the checkpoint has another prior",
+        help="what to do if the checkpoint has another prior (default: %(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve one fit; 0 when there is a posterior, 1 when there is none, 2 when the request makes no sense."""
+    """Serve one fit.
+
+    Returns 0 if there is a posterior, 1 if there is none, and 2 if the request is invalid.
+    """
     from qbvi.signals import terminated_as_interrupted
 
     line = _Out(sys.stdout)
@@ -65,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Server:
-    """The fit, and both ends of the pipe."""
+    """The fit, with the input and output of the pipe."""
 
     def __init__(self, args: argparse.Namespace, say: _Out) -> None:
         from qbvi.ask import Ask
@@ -73,7 +76,7 @@ class _Server:
 
         prior, options = read_prior(args.prior, _OPTIONS)
         if not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
-            msg = f"--out must be in a folder that is there, got {args.out!r}"
+            msg = f"--out must be in an existing folder, got {args.out!r}"
             raise ValueError(msg)
         self._say = say
         self._out: str = args.out
@@ -87,7 +90,10 @@ class _Server:
         )
 
     def converse(self, lines: Iterator[bytes]) -> str:
-        """Ask and listen until nothing is wanted or nobody answers; return why it ended early, if it did."""
+        """Request and read values until the fit is done or the input ends.
+
+        Returns why the fit ended early, or an empty string.
+        """
         from qbvi.evaluate import EvaluationError
         from qbvi.run import DomainError
 
@@ -110,7 +116,7 @@ class _Server:
         return "" if self.opt.done else "the input ended before the fit settled"
 
     def finish(self, reason: str) -> int:
-        """Save the posterior and say goodbye."""
+        """Save the posterior and send the last message."""
         fit = self._result(reason)
         report = {"converged": False, "stop_reason": reason} if fit is None else _report(fit)
         posterior = None if fit is None else self._saved(fit)
@@ -118,7 +124,7 @@ class _Server:
         return 1 if posterior is None else 0
 
     def _saved(self, fit: Fit) -> str | None:
-        """The file that holds the posterior; None, and a sentence, where the disk would not take it."""
+        """Save the posterior and return its file; if writing fails, report it and return None."""
         try:
             fit.save(self._out)
         except OSError as error:
@@ -150,7 +156,7 @@ class _Server:
 
 
 class _Out:
-    """Writes one JSON object a line; a reader that has gone away is no reason to lose the fit."""
+    """Write one JSON object per line; if the reader has gone, go on without it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -167,7 +173,10 @@ class _Out:
 
 
 def _lines(file: int) -> Iterator[bytes]:
-    """Lines as they come. A thread reads ahead from now on, so that the other side may answer while it is still being asked."""
+    """Yield lines as they arrive.
+
+    A thread reads ahead, so that the other program may answer while requests are still written.
+    """
     waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def read() -> None:
@@ -185,14 +194,14 @@ def _lines(file: int) -> Iterator[bytes]:
 
 
 def _message(line: bytes) -> dict[str, Any]:
-    """Read one line from the other side, or raise a ValueError that says what is wrong with it."""
+    """Parse one line of input, or raise a ValueError that says what is wrong with it."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        msg = f'not a JSON object: {error}; write numbers that JSON has not as strings, "nan" or "-inf"'
+        msg = f'not a JSON object: {error}; write numbers that JSON lacks as strings, "nan" or "-inf"'
         raise ValueError(msg) from error
     if not isinstance(message, dict) or message.get("type", "tell") not in ("tell", "stop"):
-        msg = 'a line must be {"type": "tell", "id": ..., "value": ...}, with "error" in place of "value" where it failed, or {"type": "stop"}'
+        msg = 'a line must be {"type": "tell", "id": ..., "value": ...}, with "error" in place of "value" if it failed, or {"type": "stop"}'
         raise ValueError(msg)
     if message.get("type") == "stop":
         return {"type": "stop"}
@@ -229,7 +238,7 @@ def _report(fit: Fit) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Make a value one that JSON can write: numbers that it has not become strings."""
+    """Make a value serialisable: numbers that JSON does not have become strings."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list):

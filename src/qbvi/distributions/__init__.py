@@ -1,4 +1,4 @@
-"""Priors: what a user writes for ``prior=``."""
+"""Priors: the distributions to pass as ``prior=``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ DISTRIBUTIONS: dict[str, type[Distribution]] = {
 
 
 def distribution_from_spec(spec: Mapping[str, Any]) -> Distribution:
-    """Rebuild a distribution from what `Distribution.to_spec` gave, without running anything the data names.
+    """Rebuild a distribution from the output of `Distribution.to_spec`; runs no stored code.
 
     Examples
     --------

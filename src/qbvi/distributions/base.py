@@ -1,4 +1,4 @@
-"""What a prior is: a shape, a support, a log-density and, where it is proper, a sampler."""
+"""What a prior is: a shape, a support, a log-density and, if it is proper, a sampler."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ _START_LIMIT = 700.0  # the largest unconstrained number that every support maps
 class Distribution(ABC):
     """A prior for one parameter of ``shape`` on ``support``.
 
-    A subclass sets ``shape`` and ``support`` and gives `log_prob`; one that can be sampled also gives `sample` and
-    says so in `can_sample`. Everything else follows, and is overridden only by a closed form.
+    A subclass sets ``shape`` and ``support`` and implements `log_prob`. A proper prior also
+    implements `sample` and sets `can_sample`. Everything else follows from these; a subclass
+    overrides it only to give a closed form.
     """
 
     shape: Shape
@@ -55,7 +56,7 @@ class Distribution(ABC):
 
     @property
     def can_sample(self) -> bool:
-        """Whether `sample` works: not for improper priors and bare log-densities."""
+        """Whether `sample` works. It does not for improper priors and bare log-densities."""
         return False
 
     @property
@@ -73,7 +74,7 @@ class Distribution(ABC):
         raise ValueError(msg)
 
     def log_prob_unconstrained(self, u: Array) -> Array:
-        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        """Log-density of ``u``, including the log-Jacobian: (n, k) -> (n,)."""
         x = self.support.constrain(u, self.shape)
         return self.log_prob(x) + self.support.log_jacobian(u, self.shape)
 
@@ -89,22 +90,22 @@ class Distribution(ABC):
         return None
 
     def parameters(self) -> dict[str, NDArray[np.float64]] | None:
-        """Textbook parameters by the names that the family of the same law uses, else None.
+        """Textbook parameters, named as in the family of the same distribution; else None.
 
-        Copies lie along the first axis, flattened over the leading axes of the prior's shape.
+        The first axis runs over copies: the leading axes of the prior's shape, flattened.
         """
         return None
 
     @property
     def law(self) -> str | None:
-        """Name of the family of posteriors that has the form of this prior, if there is one and it is not Gaussian."""
+        """Name of the non-Gaussian family of posteriors with the form of this prior, if any."""
         return None if self.parameters() is None else type(self).__name__
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where to start on the unconstrained scale: location (k,) and scale (k,), always finite.
+        """Starting point on the unconstrained scale: location (k,) and scale (k,), always finite.
 
-        The median and the rescaled interquartile range of a thousand prior draws from a fixed seed, or zeros and ones
-        for a prior that cannot be sampled.
+        These are the median and the rescaled interquartile range of a thousand prior draws from a
+        fixed seed. They are zeros and ones if the prior cannot be sampled.
         """
         if not self.can_sample:
             return np.zeros(self.dim), np.ones(self.dim)
@@ -112,10 +113,12 @@ class Distribution(ABC):
         return _location_and_scale(u)
 
     def initial_values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Where to start on the constrained scale: location and scale of every entry, always finite.
+        """Starting point on the constrained scale: location and scale per entry, always finite.
 
-        The median and the rescaled interquartile range of a thousand prior draws for a number on a half line or an interval, the mean and the standard
-        deviation for others. A positive number whose prior spreads over more than four orders of magnitude starts at one: its median says nothing.
+        Both come from a thousand prior draws. On a half line or an interval they are the median
+        and the rescaled interquartile range, otherwise the mean and the standard deviation. A
+        positive number starts at one if the quartiles of its prior are more than four orders of
+        magnitude apart, because the median of such a prior says nothing.
         """
         size = math.prod(self.shape)
         if not self.can_sample:
@@ -128,9 +131,10 @@ class Distribution(ABC):
         return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / 1.349)
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data; what only code can say is left as a marker.
+        """Describe this prior as plain data.
 
-        Unless overridden the log-density is lost and shape and support are kept, which is what draws need.
+        By default only the shape and the support are kept, which draws need; a marker says that
+        the log-density was code.
         """
         return {
             "kind": "LogPrior",
@@ -141,7 +145,7 @@ class Distribution(ABC):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Distribution]) -> Self:
-        """Undo `to_spec`; ``build`` turns the specification of a part into a distribution."""
+        """Undo `to_spec`; ``build`` turns the specification of a component into a distribution."""
         return cls(**{name: value for name, value in spec.items() if name != "kind"})
 
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
@@ -155,13 +159,13 @@ class Parametric(Distribution):
     Parameters
     ----------
     support : Support
-        One that treats every entry on its own.
+        A support that treats each entry separately.
     shape : int, tuple of int or None
-        None takes the broadcast shape of the parameters.
+        None means the broadcast shape of the parameters.
     parameters : dict
         The parameters by name, as the user gave them.
     positive : tuple of str
-        Names of those that must be positive.
+        Names of the parameters that must be positive.
     """
 
     support: Elementwise
@@ -179,16 +183,16 @@ class Parametric(Distribution):
             check_positive(name, self._given[name])
         self.shape = broadcast_shape(shape, self._given)
         self.support = support
-        vars(self).update(self._given)  # InverseGamma(3, 1).alpha reads as it was given
+        vars(self).update(self._given)  # so that InverseGamma(3, 1).alpha is as the user gave it
         self._flat = {name: np.broadcast_to(value, self.shape).reshape(-1) for name, value in self._given.items()}
 
     @property
     def can_sample(self) -> bool:
-        """True: these are proper."""
+        """True: these priors are proper."""
         return True
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         numbers = {name: value.tolist() for name, value in self._given.items()}
         return {"kind": type(self).__name__, **numbers, "shape": list(self.shape)}
 
@@ -200,7 +204,7 @@ class Parametric(Distribution):
 
 
 class InFamily(Parametric):
-    """Scalars whose law is also a family of posteriors, told by the same parameters."""
+    """Scalars whose distribution is also a family of posteriors, with the same parameters."""
 
     def parameters(self) -> dict[str, NDArray[np.float64]]:
         """The parameters of every entry, each (copies,)."""
@@ -210,13 +214,14 @@ class InFamily(Parametric):
 class Independent(Parametric):
     """Independent scalars on a continuous support.
 
-    Each density is written once, in the unconstrained coordinate and with its Jacobian, where it can neither overflow
-    nor lose digits at the boundary; the density on the constrained scale follows from it.
+    A subclass writes its density once, in the unconstrained coordinate with its Jacobian. There
+    it neither overflows nor loses digits at the boundary. The density on the constrained scale
+    follows from it.
     """
 
     @abstractmethod
     def _log_kernel(self, u: Array) -> Array:
-        """Log-density of each entry of ``u`` with its Jacobian, up to a constant: (n, k) -> (n, k)."""
+        """Log-density of each entry of ``u``, with Jacobian, up to a constant: (n, k) -> (n, k)."""
 
     @abstractmethod
     def _log_constant(self) -> NDArray[np.float64]:
@@ -231,15 +236,18 @@ class Independent(Parametric):
         """Draw on the unconstrained scale: (n, k)."""
 
     def log_prob_entries(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log-density of each entry of ``u`` on its own, with its Jacobian: (n, k) -> (n, k)."""
+        """Log-density of each entry of ``u`` separately, with its Jacobian: (n, k) -> (n, k)."""
         return to_numpy(self._log_kernel(u)) + self._log_constant()
 
     def log_prob_unconstrained(self, u: Array) -> Array:
-        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        """Log-density of ``u``, including the log-Jacobian: (n, k) -> (n,)."""
         return array_namespace(u).sum(self._log_kernel(u), axis=-1) + self._constant
 
     def log_prob(self, x: Array) -> Array:
-        """Log-density on the constrained scale, minus infinity outside of the support: ``(n, *shape)`` -> (n,)."""
+        """Log-density on the constrained scale, minus infinity outside the support.
+
+        ``(n, *shape)`` -> (n,).
+        """
         xp = array_namespace(x)
         u = self.support.unconstrain(x, self.shape)
         density = self.log_prob_unconstrained(u) - self.support.log_jacobian(u, self.shape)
@@ -254,7 +262,7 @@ class Independent(Parametric):
 
 
 def as_shape(shape: int | Shape) -> Shape:
-    """Read a shape as a user writes it, ``8`` or ``(2, 3)``, and refuse an empty one.
+    """Read a shape as a user writes it, ``8`` or ``(2, 3)``; refuse axes of length zero.
 
     Examples
     --------
@@ -274,7 +282,7 @@ def as_shape(shape: int | Shape) -> Shape:
 
 
 def finite_numbers(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    """Copy a parameter to a read-only float array, and refuse anything that is not finite numbers."""
+    """Copy a parameter to a read-only float array; refuse anything but finite numbers."""
     try:
         numbers = np.array(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -288,14 +296,14 @@ def finite_numbers(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def check_positive(name: str, value: NDArray[np.float64]) -> None:
-    """Refuse a parameter with any entry that is not positive."""
+    """Refuse a parameter unless all its entries are positive."""
     if not np.all(value > 0):
         msg = f"`{name}` must be positive, got {float(np.min(value))}"
         raise ValueError(msg)
 
 
 def check_probability(name: str, value: NDArray[np.float64]) -> None:
-    """Refuse a parameter with any entry outside of [0, 1]."""
+    """Refuse a parameter unless all its entries lie in [0, 1]."""
     outside = (value < 0) | (value > 1)
     if np.any(outside):
         msg = f"`{name}` must lie in [0, 1], got {float(value[outside].flat[0])}"
@@ -303,7 +311,7 @@ def check_probability(name: str, value: NDArray[np.float64]) -> None:
 
 
 def check_definite(name: str, value: ArrayLike) -> NDArray[np.float64]:
-    """Copy symmetric positive definite matrices (..., d, d), symmetric to the last digit, and refuse any others."""
+    """Copy symmetric positive definite matrices (..., d, d) and make them exactly symmetric."""
     matrix = finite_numbers(name, value)
     if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.size == 0:
         msg = f"`{name}` must be a square matrix of shape (d, d) with d at least 1, got shape {matrix.shape}"
@@ -326,7 +334,7 @@ def check_definite(name: str, value: ArrayLike) -> NDArray[np.float64]:
 
 
 def broadcast_shape(shape: int | Shape | None, parameters: dict[str, NDArray[np.float64]]) -> Shape:
-    """Shape that the user asked for, or that the parameters have together; refuse parameters that do not fit it."""
+    """Shape given by the user, or else by the parameters; refuse parameters that do not fit it."""
     shapes = {name: value.shape for name, value in parameters.items()}
     try:
         common = np.broadcast_shapes(*shapes.values())
@@ -345,7 +353,7 @@ def broadcast_shape(shape: int | Shape | None, parameters: dict[str, NDArray[np.
 
 
 def _location_and_scale(u: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Median and interquartile range over that of a standard normal; finite and positive whatever the draws."""
+    """Median, and interquartile range over that of a standard normal; the latter is positive."""
     u = np.clip(np.nan_to_num(u, nan=0.0), -_START_LIMIT, _START_LIMIT)
     lower, median, upper = np.quantile(u, [0.25, 0.5, 0.75], axis=0)
     scale = (upper - lower) / 1.349

@@ -1,6 +1,7 @@
 """Priors of whole numbers: switches, categories and counts.
 
-No map from the real line reaches them, so they have no unconstrained density; their posterior is a family of whole numbers.
+No map from the real line reaches whole numbers, so these priors have no unconstrained density.
+Their posterior is a family of whole numbers.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ Floats = NDArray[np.float64]
 
 
 class Discrete(Distribution):
-    """Independent whole numbers; a law tells the log-probability, the first two moments and the draws of its entries."""
+    """Independent whole numbers; subclasses give log-probabilities, two moments and draws."""
 
     support: Elementwise
 
     @property
     def can_sample(self) -> bool:
-        """True: these are proper."""
+        """True: these priors are proper."""
         return True
 
     @abstractmethod
     def _log_mass(self, x: Floats) -> Floats:
-        """Log-probability of each entry, of whole numbers within the ends: (n, k) -> (n, k)."""
+        """Log-probability of each entry, given whole numbers in the support: (n, k) -> (n, k)."""
 
     @abstractmethod
     def _moments(self) -> tuple[Floats, Floats]:
@@ -52,7 +53,7 @@ class Discrete(Distribution):
         """Draw: (n, k)."""
 
     def log_prob(self, x: Array) -> Array:
-        """Log-probability, minus infinity outside of the support: ``(n, *shape)`` -> (n,)."""
+        """Log-probability, minus infinity outside the support: ``(n, *shape)`` -> (n,)."""
         flat = to_numpy(x).reshape(x.shape[0], self.dim)
         low, high = self.support.bounds(self.shape)
         inside = (flat >= low) & (flat <= high) & (flat == np.round(flat))
@@ -77,7 +78,7 @@ class Bernoulli(InFamily, Discrete):
     p : array_like
         Probability of one.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``p`` unless given.
+        Shape of the parameter. By default that of ``p``.
 
     Examples
     --------
@@ -111,7 +112,7 @@ class Poisson(InFamily, Discrete):
     rate : array_like
         Mean, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``rate`` unless given.
+        Shape of the parameter. By default that of ``rate``.
 
     Examples
     --------
@@ -135,16 +136,16 @@ class Poisson(InFamily, Discrete):
 
 
 class NegativeBinomial(InFamily, Discrete):
-    """Failures before ``count`` successes, each of probability ``p``, as SciPy's ``nbinom``.
+    """Failures before ``count`` successes, each with probability ``p``, as in SciPy's ``nbinom``.
 
     Parameters
     ----------
     count : array_like of int
-        Number of successes, at least one. It stays fixed; a posterior of this family has the same.
+        Number of successes, at least one. It is fixed: the posterior has the same count.
     p : array_like
         Probability of a success, above zero. The mean is ``count * (1 - p) / p``.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -182,9 +183,9 @@ class Categorical(Discrete):
     Parameters
     ----------
     probs : array_like (..., K)
-        Probabilities along the last axis, which sum to one; K at least 2.
+        Probabilities, which sum to one along the last axis; K is at least 2.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``probs`` without its last axis unless given.
+        Shape of the parameter. By default that of ``probs`` without its last axis.
 
     Examples
     --------
@@ -209,7 +210,7 @@ class Categorical(Discrete):
         return {"probs": self._flat.copy()}
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         return {"kind": "Categorical", "probs": self.probs.tolist(), "shape": list(self.shape)}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Priors from SciPy: frozen distributions, the newer distribution objects, and anything with ``logpdf`` and ``rvs``."""
+"""Priors from SciPy: frozen distributions, the newer ones, and objects with ``logpdf``, ``rvs``."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ _FROZEN_DIRICHLET = type(stats.dirichlet([1.0, 1.0]))
 _FROZEN_WISHART = type(stats.wishart(1, 1))
 _FROZEN_INVERSE_WISHART = type(stats.invwishart(1, 1))
 _FROZEN_DISCRETE: Any = type(stats.poisson(1))
-# Values of these fill no open set of R^k, so the real line cannot stand in for their support.
+# Their values fill no open set of R^k, so the real line cannot stand in for their support.
 _CURVED = ("vonmises_fisher", "uniform_direction", "ortho_group", "unitary_group")
 
 
 class SciPyPrior(Distribution):
     """A SciPy distribution as a prior.
 
-    Those that qbvi has itself (``norm``, ``gamma``, ``invgamma``, ``beta``, ``multivariate_normal`` ...) use its closed
-    forms. The support is what ``support()`` says; an object that has only ``logpdf`` and ``rvs`` is taken to live on
-    the real line.
+    Where qbvi has the same distribution (``norm``, ``gamma``, ``invgamma``, ``beta``,
+    ``multivariate_normal`` ...), its closed forms are used. ``support()`` gives the support. An
+    object with only ``logpdf`` and ``rvs`` is taken to live on the real line.
 
     Parameters
     ----------
     frozen : object
-        ``scipy.stats.norm(0, 2)``, ``scipy.stats.Normal(mu=0, sigma=2)``, ``scipy.stats.multivariate_t(...)``, or any
-        object with ``logpdf`` and ``rvs``. Parameters may be arrays.
+        ``scipy.stats.norm(0, 2)``, ``scipy.stats.Normal(mu=0, sigma=2)``,
+        ``scipy.stats.multivariate_t(...)``, or any object with ``logpdf`` and ``rvs``. Parameters
+        may be arrays.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of the distribution's own parameters unless given.
+        Shape of the parameter. By default that of the distribution's own parameters.
 
     Examples
     --------
@@ -79,7 +80,7 @@ class SciPyPrior(Distribution):
         return self._parts.log_prob(x)
 
     def log_prob_unconstrained(self, u: Array) -> Array:
-        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        """Log-density of ``u``, including the log-Jacobian: (n, k) -> (n,)."""
         return self._parts.log_prob_unconstrained(u)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
@@ -87,16 +88,16 @@ class SciPyPrior(Distribution):
         return self._parts.sample(rng, n)
 
     def quadratic(self) -> Quadratic | None:
-        """Of normal and log-normal distributions, else None."""
+        """Coefficients for normal and log-normal distributions, else None."""
         return self._parts.quadratic()
 
     def parameters(self) -> dict[str, NDArray[np.float64]] | None:
-        """Of distributions that qbvi has itself and has a family for, else None."""
+        """Parameters of a distribution for which qbvi has a family, else None."""
         return self._parts.parameters()
 
     @property
     def law(self) -> str | None:
-        """Name of the family of posteriors that has the form of this prior, if there is one and it is not Gaussian."""
+        """Name of the non-Gaussian family of posteriors with the form of this prior, if any."""
         return self._parts.law
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -109,7 +110,7 @@ class SciPyPrior(Distribution):
         return not _is_described_by_name(self.frozen) and self._parts.holds_code
 
     def to_spec(self) -> Spec:
-        """Name and parameters of a distribution of ``scipy.stats``; of others what plain data can say."""
+        """Name and parameters in ``scipy.stats``; for other objects, what plain data can hold."""
         if not _is_described_by_name(self.frozen):
             return self._parts.to_spec()
         parameters = {name: np.asarray(value).tolist() for name, value in _named_parameters(self.frozen).items()}
@@ -122,7 +123,7 @@ class SciPyPrior(Distribution):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Distribution]) -> Self:
-        """Undo `to_spec`, from the continuous distributions of ``scipy.stats`` and nothing else."""
+        """Undo `to_spec`, for continuous distributions of ``scipy.stats`` only."""
         distribution = getattr(stats, str(spec["name"]), None)
         if not isinstance(distribution, stats.rv_continuous):
             msg = f"`name` must be a continuous distribution of scipy.stats, got {spec['name']!r}"
@@ -134,7 +135,7 @@ class SciPyPrior(Distribution):
 
 
 def as_distribution(prior: Any) -> Distribution:
-    """Read what a user writes for a prior: one of ours, or one of SciPy's.
+    """Read a prior as a user writes it: a distribution of qbvi or of SciPy.
 
     Examples
     --------
@@ -150,14 +151,14 @@ def as_distribution(prior: Any) -> Distribution:
     if hasattr(prior, "logpdf") or hasattr(prior, "logpmf"):
         return SciPyPrior(prior)
     if callable(prior):
-        msg = "`prior` is a function, of which the shape is unknown; write qbvi.LogPrior(f, shape=...)"
+        msg = "`prior` is a function, so its shape is unknown; write qbvi.LogPrior(f, shape=...)"
         raise TypeError(msg)
     msg = f"`prior` must be a distribution of qbvi or a frozen one of SciPy, got {prior!r}; for none write qbvi.Flat(shape=...)"
     raise TypeError(msg)
 
 
 class _Univariate(Distribution):
-    """Independent scalars by SciPy's own functions, on the host."""
+    """Independent scalars through SciPy's own functions, on the host."""
 
     support: Elementwise
 
@@ -175,7 +176,7 @@ class _Univariate(Distribution):
     def log_prob_unconstrained(self, u: Array) -> Array:
         refuse_traced(_described(self.frozen, self.shape), u)
         x = to_numpy(self.support.constrain(u, self.shape))
-        # A saturated map gives the end itself, where a density may be infinite: step inside by one float.
+        # A saturated map gives the end, where a density may be infinite: move one float inside.
         low, high = (end.reshape(self.shape) for end in self.support.bounds(self.shape))
         inside = np.clip(x, np.nextafter(low, np.inf), np.nextafter(high, -np.inf))
         return like(u, self._log_prob(inside)) + self.support.log_jacobian(u, self.shape)
@@ -189,13 +190,13 @@ class _Univariate(Distribution):
     def _log_prob(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(all="ignore"):
             terms = np.asarray(self.frozen.logpdf(x), dtype=np.float64)
-        # Where SciPy's formula breaks down in a far tail the density is zero to every digit.
+        # Where SciPy's formula fails in a far tail, the density is zero to every digit.
         terms = np.where(np.isnan(terms) & ~np.isnan(x), -np.inf, terms)
         return np.asarray(terms.reshape(len(x), -1).sum(axis=-1))
 
 
 class _Joint(Distribution):
-    """Anything with ``logpdf`` and ``rvs``, on the real line."""
+    """Any object with ``logpdf`` and ``rvs``, on the real line."""
 
     def __init__(self, frozen: Any, shape: Shape | None) -> None:
         draw = np.asarray(frozen.rvs(random_state=np.random.default_rng(0)), dtype=np.float64)
@@ -220,7 +221,7 @@ class _Joint(Distribution):
 
 
 def _parts(frozen: Any, shape: Shape | None) -> Distribution:
-    """What does the work: our closed form where there is one, SciPy's functions otherwise."""
+    """The distribution that does the work: a closed form of qbvi if there is one, else SciPy's."""
     if isinstance(frozen, _FROZEN_NORMAL):
         return _of_shape(MultivariateNormal(frozen.mean, frozen.cov), shape)
     if isinstance(frozen, _FROZEN_DIRICHLET):
@@ -317,7 +318,7 @@ def _is_ours_among_discrete(frozen: Any) -> bool:
 
 
 def _named_parameters(frozen: Any) -> dict[str, Any]:
-    """Shape parameters, ``loc`` and ``scale`` of a frozen distribution by name, defaults included."""
+    """Shape parameters, ``loc`` and ``scale`` of a frozen distribution by name, with defaults."""
     own = frozen.dist.shapes.split(", ") if frozen.dist.shapes else []
     names = [*own, "loc"] if isinstance(frozen, _FROZEN_DISCRETE) else [*own, "loc", "scale"]
     given = dict(zip(names, frozen.args, strict=False)) | frozen.kwds
@@ -334,7 +335,7 @@ def _is_scipys_own(distribution: Any) -> bool:
 
 
 def _own_parameters(frozen: Any) -> dict[str, NDArray[np.float64]]:
-    """What gives a univariate distribution its shape."""
+    """Parameters whose shapes give a univariate distribution its shape."""
     own = _named_parameters(frozen) if isinstance(frozen, _FROZEN) else {"support": frozen.support()[0]}
     return {name: np.asarray(value, dtype=np.float64) for name, value in own.items()}
 

@@ -1,4 +1,4 @@
-"""Priors made of something else: nothing at all, the user's log-density, or a prior on the unconstrained scale."""
+"""Flat priors, priors given by a user's log-density, and priors on the unconstrained scale."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ LogDensity = Callable[[NDArray[np.float64]], Any]
 
 
 class Flat(Distribution):
-    """Improper prior of density one on the constrained scale, for a function that is a log-joint already.
+    """Improper prior with density one on the constrained scale.
+
+    Use it if the function to fit is already a log-joint density.
 
     Parameters
     ----------
     shape : int or tuple of int
     support : Support
-        Where the parameter lives.
+        The set of values of the parameter.
 
     Examples
     --------
@@ -50,14 +52,14 @@ class Flat(Distribution):
         return self.support.log_jacobian(u, self.shape)
 
     def quadratic(self) -> Quadratic | None:
-        """Zeros on the real line; on the half line the log-Jacobian ``u`` is linear."""
+        """Zeros on the real line. On the half line the log-Jacobian ``u`` is linear."""
         if isinstance(self.support, Real | Positive):
             slope = float(isinstance(self.support, Positive))
             return np.full(self.dim, slope), np.zeros(self.dim)
         return None
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         return {"kind": "Flat", "shape": list(self.shape), "support": self.support.to_spec()}
 
     @classmethod
@@ -70,15 +72,16 @@ class Flat(Distribution):
 
 
 class LogPrior(Distribution):
-    """The user's own log-density, on the constrained scale and up to a constant.
+    """A user's own log-density, on the constrained scale and up to a constant.
 
     Parameters
     ----------
     log_prob : callable
-        Array of ``shape`` -> float; minus infinity is allowed. A NumPy function; one of jax.numpy where JAX compiles the fit.
+        Array of ``shape`` -> float, which may be minus infinity. It uses NumPy, or jax.numpy if
+        JAX compiles the fit.
     shape : int or tuple of int
     support : Support
-        Where the parameter lives.
+        The set of values of the parameter.
     vectorized : bool
         Whether ``log_prob`` takes ``(n, *shape)`` and returns (n,).
 
@@ -117,7 +120,7 @@ class LogPrior(Distribution):
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Build) -> Self:
-        """Restore shape and support; the log-density says how to supply it again."""
+        """Restore shape and support; `log_prob` then raises an error that says how to supply it."""
         return cls(_lost_log_density, tuple(spec["shape"]), support_from_spec(spec["support"]))
 
     def __repr__(self) -> str:
@@ -143,18 +146,18 @@ class LogPrior(Distribution):
 
 
 class Transformed(Distribution):
-    """A prior stated on the unconstrained scale; the likelihood sees ``support.constrain(u)``.
+    """A prior given on the unconstrained scale; the likelihood sees ``support.constrain(u)``.
 
-    The log-density of ``u`` is ``base``'s, with no Jacobian to correct for.
+    The log-density of ``u`` is that of ``base``, without a Jacobian.
 
     Parameters
     ----------
     base : Distribution
-        On the real line, with as many entries as ``support`` needs.
+        A prior on the real line, with as many entries as ``support`` needs.
     support : Support
-        The map to the values that the likelihood sees, often a `Bijection`.
+        The map to the values that the likelihood sees; often a `Bijection`.
     shape : int or tuple of int, optional
-        Shape of those values; worked out from the map unless given.
+        Shape of those values. By default it follows from the map.
 
     Examples
     --------
@@ -195,11 +198,11 @@ class Transformed(Distribution):
         return np.asarray(self.support.constrain(self._draw(rng, n), self.shape))
 
     def quadratic(self) -> Quadratic | None:
-        """Those of ``base``."""
+        """The coefficients of ``base``."""
         return self.base.quadratic()
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Those of ``base``."""
+        """The starting point of ``base``."""
         return self.base.initial()
 
     @property
@@ -208,7 +211,7 @@ class Transformed(Distribution):
         return self.base.holds_code or self.support.holds_code
 
     def to_spec(self) -> Spec:
-        """Describe the base, the map and the shape by plain data."""
+        """Describe the base, the map and the shape as plain data."""
         parts = {"base": self.base.to_spec(), "support": self.support.to_spec()}
         return {"kind": "Transformed", **parts, "shape": list(self.shape)}
 

@@ -32,9 +32,9 @@ class Dirichlet(Distribution):
     Parameters
     ----------
     concentration : array_like (..., K)
-        Positive, K at least 2.
+        Positive; K is at least 2.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``concentration`` unless given.
+        Shape of the parameter. By default that of ``concentration``.
 
     Examples
     --------
@@ -55,11 +55,14 @@ class Dirichlet(Distribution):
 
     @property
     def can_sample(self) -> bool:
-        """True: it is proper."""
+        """True: the Dirichlet distribution is proper."""
         return True
 
     def log_prob(self, x: Array) -> Array:
-        """Log-density of the first K - 1 entries, minus infinity outside of the simplex: ``(n, *shape)`` -> (n,)."""
+        """Log-density of the first K - 1 entries, minus infinity outside the simplex.
+
+        ``(n, *shape)`` -> (n,).
+        """
         xp = array_namespace(x)
         terms = (like(x, self.concentration) - 1) * bounded_log(x)
         inside = xp.all(x >= 0, axis=-1) & (xp.abs(xp.sum(x, axis=-1) - 1) <= 1e-6)
@@ -67,7 +70,7 @@ class Dirichlet(Distribution):
         return self._row_sum(density) + self._log_constant()
 
     def log_prob_unconstrained(self, u: Array) -> Array:
-        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        """Log-density of ``u``, including the log-Jacobian: (n, k) -> (n,)."""
         xp = array_namespace(u)
         log_x = self.support.log_constrain(u, self.shape)
         jacobian = math.prod(self.shape[:-1]) * math.log(self.shape[-1]) / 2
@@ -78,11 +81,11 @@ class Dirichlet(Distribution):
         return np.asarray(self.support.constrain(self._draw(rng, n), self.shape))
 
     def parameters(self) -> dict[str, NDArray[np.float64]]:
-        """The concentration (copies, K)."""
+        """The concentrations (copies, K)."""
         return {"concentration": self.concentration.reshape(-1, self.shape[-1]).copy()}
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         return {"kind": "Dirichlet", "concentration": self._given.tolist(), "shape": list(self.shape)}
 
     def __repr__(self) -> str:
@@ -103,9 +106,10 @@ class Dirichlet(Distribution):
 
 
 class MatrixPrior(Distribution):
-    """Independent positive definite matrices, each with its degrees of freedom and its scale.
+    """Independent positive definite matrices, each with degrees of freedom and a scale.
 
-    A density is written once, as a function of the Cholesky factor ``L`` of a matrix and of the logarithms of its diagonal.
+    A subclass writes its density once, as a function of the Cholesky factor ``L`` of a matrix and
+    the logarithms of its diagonal.
     """
 
     support: PositiveDefinite
@@ -127,19 +131,26 @@ class MatrixPrior(Distribution):
 
     @property
     def can_sample(self) -> bool:
-        """True: it is proper."""
+        """True: these priors are proper."""
         return True
 
     @abstractmethod
     def _log_density(self, factor: Array, log_diagonal: Array) -> Array:
-        """Of matrices by their factors (n, copies, p, p) and the logarithms of those diagonals (n, copies, p): (n, copies)."""
+        """Log-density of each copy: (n, copies).
+
+        The arguments are the Cholesky factors (n, copies, p, p) and the logarithms of their
+        diagonals (n, copies, p).
+        """
 
     @abstractmethod
     def _log_constants(self) -> NDArray[np.float64]:
         """The constant of each copy: (copies,)."""
 
     def log_prob(self, x: Array) -> Array:
-        """Log-density of the entries on and below the diagonal, minus infinity where a matrix is not definite: ``(n, *shape)`` -> (n,)."""
+        """Log-density of the entries on and below the diagonal: ``(n, *shape)`` -> (n,).
+
+        It is minus infinity where a matrix is not positive definite.
+        """
         xp = array_namespace(x)
         matrices = self._copies(x)
         inside = self.support.holds(matrices, strict=True)
@@ -149,7 +160,7 @@ class MatrixPrior(Distribution):
         return xp.where(xp.any(xp.isnan(matrices), axis=(1, 2, 3)), xp.full_like(density, math.nan), density)
 
     def log_prob_unconstrained(self, u: Array) -> Array:
-        """Log-density of ``u``, with the log-Jacobian: (n, k) -> (n,)."""
+        """Log-density of ``u``, including the log-Jacobian: (n, k) -> (n,)."""
         xp = array_namespace(u)
         factor = self._copies(self.support.factor(u, self.shape))
         on_diagonal = np.flatnonzero(np.equal(*np.tril_indices(self.shape[-1])))
@@ -163,7 +174,7 @@ class MatrixPrior(Distribution):
         return {"df": self._df.copy(), "scale": self._scale.copy()}
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         kind = type(self).__name__
         return {"kind": kind, "df": self.df.tolist(), "scale": self.scale.tolist(), "shape": list(self.shape)}
 
@@ -173,7 +184,7 @@ class MatrixPrior(Distribution):
         return f"{type(self).__name__}(df={brief(self.df)}, scale={brief(self.scale)}{shape})"
 
     def _matrices(self, shape: int | Shape | None, p: int) -> Shape:
-        """Shape with the axes of the matrix at its end, or a clear error."""
+        """Shape of the parameter, which ends in (p, p); refuse one that does not."""
         leading = {"df": self.df, "scale": self.scale[..., 0, 0]}
         if shape is None:
             return (*broadcast_shape(None, leading), p, p)
@@ -187,7 +198,7 @@ class MatrixPrior(Distribution):
         return array_namespace(x).reshape(x, (x.shape[0], len(self._df), *self.shape[-2:]))
 
     def _bartlett(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-        """Lower triangular B of which B B' is Wishart with the identity as its scale: (n, copies, p, p)."""
+        """Lower triangular B such that B B' is Wishart with scale I: (n, copies, p, p)."""
         p = self.shape[-1]
         normals = rng.standard_normal((n, len(self._df), p, p))
         log_chi = (math.log(2) + log_gamma_draws(rng, (self._df[:, None] - np.arange(p)) / 2, n)) / 2
@@ -199,7 +210,9 @@ class MatrixPrior(Distribution):
 
 
 class Wishart(MatrixPrior):
-    r"""Wishart distribution, :math:`p(X) \propto |X|^{(\mathrm{df} - p - 1) / 2} e^{-\mathrm{tr}(V^{-1} X) / 2}`.
+    r"""Wishart distribution.
+
+    .. math:: p(X) \propto |X|^{(\mathrm{df} - p - 1) / 2} e^{-\mathrm{tr}(V^{-1} X) / 2}
 
     Parameters
     ----------
@@ -208,7 +221,7 @@ class Wishart(MatrixPrior):
     scale : array_like (..., p, p)
         V, symmetric positive definite.
     shape : tuple of int, optional
-        Shape of the parameter, ending in (p, p); that of the others together unless given.
+        Shape of the parameter, which ends in (p, p). By default the broadcast shape of the others.
 
     Examples
     --------
@@ -232,7 +245,9 @@ class Wishart(MatrixPrior):
 
 
 class InverseWishart(MatrixPrior):
-    r"""Inverse Wishart distribution, :math:`p(X) \propto |X|^{-(\mathrm{df} + p + 1) / 2} e^{-\mathrm{tr}(\Psi X^{-1}) / 2}`.
+    r"""Inverse Wishart distribution.
+
+    .. math:: p(X) \propto |X|^{-(\mathrm{df} + p + 1) / 2} e^{-\mathrm{tr}(\Psi X^{-1}) / 2}
 
     Parameters
     ----------
@@ -241,7 +256,7 @@ class InverseWishart(MatrixPrior):
     scale : array_like (..., p, p)
         Psi, symmetric positive definite.
     shape : tuple of int, optional
-        Shape of the parameter, ending in (p, p); that of the others together unless given.
+        Shape of the parameter, which ends in (p, p). By default the broadcast shape of the others.
 
     Examples
     --------
@@ -258,7 +273,7 @@ class InverseWishart(MatrixPrior):
         xp = array_namespace(factor)
         with np.errstate(all="ignore"):
             trace = _sum_of_squares(_solve_lower(factor, like(factor, self._root)))  # tr Psi X^-1
-        # Where it overflows in a far tail the density is zero to every digit.
+        # Where the trace overflows in a far tail, the density is zero to every digit.
         trace = xp.where(xp.isnan(trace), xp.full_like(trace, math.inf), trace)
         return -like(factor, self._df + self.shape[-1] + 1) * xp.sum(log_diagonal, axis=-1) - trace / 2
 
@@ -269,7 +284,7 @@ class InverseWishart(MatrixPrior):
 
 
 def _solve_lower(factor: Array, right: Array) -> Array:
-    """L^-1 R by forward substitution, which gives infinity where LAPACK gives up: (..., p, p)."""
+    """L^-1 R by forward substitution, infinite where LAPACK raises an error: (..., p, p)."""
     rows: list[Array] = []
     for i in range(factor.shape[-1]):
         known = sum(factor[..., i, j, None] * row for j, row in enumerate(rows))

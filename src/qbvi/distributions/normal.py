@@ -1,4 +1,4 @@
-"""Normal priors: the ones a Gaussian posterior takes up in closed form."""
+"""Normal priors: a Gaussian posterior uses them in closed form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MultivariateNormal", "Normal"]
 
 
 class GaussianInU(Independent):
-    """Independent scalars that are Gaussian in ``u``; their two parameters are its location and scale, in that order."""
+    """Independent scalars that are Gaussian in ``u``; the two parameters are location and scale."""
 
     def _log_kernel(self, u: Array) -> Array:
         loc, scale = (like(u, value) for value in self._flat.values())
@@ -36,13 +36,13 @@ class GaussianInU(Independent):
         return loc / scale**2, scale**-2
 
     def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The location and the scale themselves."""
+        """The location and the scale."""
         loc, scale = self._flat.values()
         return loc.copy(), scale.copy()
 
 
 class Normal(GaussianInU):
-    """Normal distribution with a standard deviation, as in SciPy, PyMC and NumPyro.
+    """Normal distribution, given by its standard deviation as in SciPy, PyMC and NumPyro.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Normal(GaussianInU):
     scale : array_like
         Standard deviation, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of ``loc`` and ``scale`` unless given.
+        Shape of the parameter. By default the broadcast shape of ``loc`` and ``scale``.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class MultivariateNormal(Distribution):
 
     @property
     def can_sample(self) -> bool:
-        """True: it is proper."""
+        """True: the normal distribution is proper."""
         return True
 
     def log_prob(self, x: Array) -> Array:
@@ -118,7 +118,7 @@ class MultivariateNormal(Distribution):
         return self.mean.copy(), np.sqrt(np.diag(self.cov))
 
     def to_spec(self) -> Spec:
-        """Describe this prior by plain data."""
+        """Describe this prior as plain data."""
         return {"kind": "MultivariateNormal", "mean": self.mean.tolist(), "cov": self.cov.tolist()}
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ class InverseGamma(InFamily, Independent):
     beta : array_like
         Scale, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -61,16 +61,16 @@ class InverseGamma(InFamily, Independent):
 
 
 class Gamma(InFamily, Independent):
-    r"""Gamma distribution with a rate, :math:`p(x) \propto x^{\alpha - 1} e^{-\beta x}`.
+    r"""Gamma distribution, given by its rate: :math:`p(x) \propto x^{\alpha - 1} e^{-\beta x}`.
 
     Parameters
     ----------
     alpha : array_like
         Shape parameter, positive. The mean is ``alpha / beta``.
     beta : array_like
-        Rate, positive, as in PyMC; one over SciPy's scale.
+        Rate, positive, as in PyMC. It is one over SciPy's scale.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class Exponential(InFamily, Independent):
     rate : array_like
         One over the mean, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``rate`` unless given.
+        Shape of the parameter. By default that of ``rate``.
 
     Examples
     --------
@@ -133,7 +133,7 @@ class Beta(InFamily, Independent):
     alpha, beta : array_like
         Positive. The mean is ``alpha / (alpha + beta)``.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -158,14 +158,14 @@ class Beta(InFamily, Independent):
 
 
 class LogNormal(GaussianInU):
-    """Log-normal distribution: ``log x`` is normal, so a Gaussian posterior takes it up in closed form.
+    """Log-normal distribution: ``log x`` is normal, so a Gaussian posterior has its closed form.
 
     Parameters
     ----------
     mu, sigma : array_like
-        Mean and standard deviation of ``log x``; ``sigma`` positive.
+        Mean and standard deviation of ``log x``; ``sigma`` is positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -188,7 +188,7 @@ class HalfNormal(Independent):
     scale : array_like
         Standard deviation of that normal variable, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``scale`` unless given.
+        Shape of the parameter. By default that of ``scale``.
 
     Examples
     --------
@@ -219,7 +219,7 @@ class HalfCauchy(Independent):
     scale : array_like
         The median, positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; that of ``scale`` unless given.
+        Shape of the parameter. By default that of ``scale``.
 
     Examples
     --------
@@ -251,9 +251,9 @@ class StudentT(Independent):
     df : array_like
         Degrees of freedom, positive.
     loc, scale : array_like
-        Centre and scale; ``scale`` positive.
+        Centre and scale; ``scale`` is positive.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -282,7 +282,7 @@ class StudentT(Independent):
 
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         df = self._flat["df"]
-        # Through the logarithm of the chi-square: with few degrees of freedom the draw itself underflows to zero.
+        # By the logarithm of the chi-square: with few degrees of freedom the draw underflows.
         log_inflation = (np.log(df / 2) - log_gamma_draws(rng, df / 2, n)) / 2
         t: NDArray[np.float64] = rng.standard_normal((n, self.dim)) * np.asarray(bounded_exp(log_inflation))
         return self._flat["loc"] + self._flat["scale"] * t
@@ -294,9 +294,9 @@ class Uniform(Independent):
     Parameters
     ----------
     low, high : array_like
-        The ends, finite, ``low`` below ``high``.
+        The finite ends; ``low`` is below ``high``.
     shape : int or tuple of int, optional
-        Shape of the parameter; the broadcast shape of the others unless given.
+        Shape of the parameter. By default the broadcast shape of the others.
 
     Examples
     --------
@@ -322,9 +322,10 @@ class Uniform(Independent):
 
 
 def log_gamma_draws(rng: np.random.Generator, alpha: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Logarithms of gamma variables, ``(n, *alpha.shape)``; exact also for small ``alpha``, where those underflow.
+    """Logarithms of gamma variables, ``(n, *alpha.shape)``; exact for small ``alpha`` too.
 
-    With ``g`` of shape parameter ``alpha + 1`` and ``e`` exponential, ``g exp(-e / alpha)`` has shape parameter ``alpha``.
+    There the gamma variables themselves underflow. If ``g`` is gamma with shape parameter
+    ``alpha + 1`` and ``e`` is exponential, ``g exp(-e / alpha)`` has shape parameter ``alpha``.
     """
     size = (n, *alpha.shape)
     return np.log(rng.standard_gamma(alpha + 1, size)) - rng.standard_exponential(size) / alpha

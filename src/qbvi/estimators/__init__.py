@@ -1,4 +1,4 @@
-"""Values in, natural gradient out: one file per estimator."""
+"""Estimators of the natural gradient from function values: one file each."""
 
 from qbvi.estimators.base import Batch, Estimator
 from qbvi.estimators.control_variate import ControlVariate

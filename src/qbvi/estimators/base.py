@@ -11,17 +11,17 @@ __all__ = ["Batch", "Estimator", "known", "leave_group_out"]
 
 
 class Batch(NamedTuple):
-    """The draws of one step and what the black box said of them."""
+    """The draws of one step and their values."""
 
     theta: Array  # (n, d) draws from q
-    f: Array  # (n,) log-likelihood, with the part of the log prior that `eta` does not carry
+    f: Array  # (n,) log-likelihood, plus the part of the log prior that `eta` does not contain
     h: Array  # (n,) residual log p(y, theta) - log q(theta)
-    eta: Array  # (k,) what the natural parameter has of the prior
+    eta: Array  # (k,) the part of the log prior that is linear in the statistics
     group_size: int  # how many draws depend on each other, see `qbvi.random.Draws`
 
 
 class Estimator(Protocol):
-    r"""Anything that estimates :math:`\eta - \lambda + E_q[\nabla_m \log q(\theta)\, f(\theta)]` from a batch."""
+    r"""Any estimator of :math:`\eta - \lambda + E_q[\nabla_m \log q(\theta)\, f(\theta)]`."""
 
     def init(self, family: Family, q: Array) -> Any:
         """Return the memory before the first batch."""

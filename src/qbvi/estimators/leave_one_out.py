@@ -1,4 +1,4 @@
-"""The mean of the other draws as the baseline of each."""
+"""The mean of the other draws as the baseline of each draw."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ __all__ = ["LeaveOneOut"]
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    r"""Each draw's log-likelihood less the mean of those independent of it; unbiased, nothing to tune or remember.
+    r"""Subtract from each log-likelihood the mean of those independent of it.
 
-    .. math:: \hat g = \eta - \lambda + \frac1n \sum_s \nabla_m \log q(\theta_s)\, (f_s - \bar f_{-s})
+    .. math::
+        \hat g = \eta - \lambda + \frac1n \sum_s \nabla_m \log q(\theta_s)\, (f_s - \bar f_{-s})
+
+    The estimator is unbiased. It has nothing to tune and no memory.
 
     Examples
     --------
@@ -25,10 +28,10 @@ class LeaveOneOut:
     """
 
     def init(self, family: Family, q: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
-        """Average against the baseline."""
+        """Average with the baseline subtracted."""
         centred = batch.f - leave_group_out(batch.f, batch.group_size)
         return known(family, q, batch) + family.mean_score(q, batch.theta, centred), memory

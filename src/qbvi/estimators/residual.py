@@ -1,4 +1,4 @@
-"""The residual form: noise that vanishes as the fit improves."""
+"""The residual form: its noise vanishes as the fit improves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Residual"]
 
 @dataclass(frozen=True)
 class Residual:
-    r"""The whole natural gradient of the bound from the residual ``h = log p(y, theta) - log q(theta)``.
+    r"""Natural gradient of the bound from the residual ``h = log p(y, theta) - log q(theta)``.
 
     .. math:: \hat g = \frac1n \sum_s \nabla_m \log q(\theta_s)\, (h_s - \bar h_{-s})
 
-    Its expectation is that of the likelihood-only form, :math:`\eta - \lambda` included, but ``h`` is constant at a
-    perfect fit, so the noise goes to zero where the other estimators keep a floor.
+    Its expectation equals that of the other estimators, including :math:`\eta - \lambda`. At a
+    perfect fit ``h`` is constant, so the noise goes to zero. The noise of the others does not.
 
     Examples
     --------
@@ -28,10 +28,10 @@ class Residual:
     """
 
     def init(self, family: Family, q: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
-        """Average against the baseline."""
+        """Average with the baseline subtracted."""
         centred = batch.h - leave_group_out(batch.h, batch.group_size)
         return family.mean_score(q, batch.theta, centred), memory

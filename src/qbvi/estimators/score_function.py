@@ -17,7 +17,8 @@ class ScoreFunction:
 
     .. math:: \hat g = \eta - \lambda + \frac1n \sum_s \nabla_m \log q(\theta_s)\, f_s
 
-    Unbiased, and noisy in proportion to the size of ``f`` itself: kept as the reference the others are compared with.
+    It is unbiased. Its noise is proportional to the size of ``f``. The other estimators are
+    compared with it.
 
     Examples
     --------
@@ -27,9 +28,9 @@ class ScoreFunction:
     """
 
     def init(self, family: Family, q: Array) -> tuple[()]:
-        """Nothing to remember."""
+        """No memory."""
         return ()
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
-        """Average."""
+        """Average score times log-likelihood."""
         return known(family, q, batch) + family.mean_score(q, batch.theta, batch.f), memory

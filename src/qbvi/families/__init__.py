@@ -1,4 +1,4 @@
-"""The approximations q: one file per group of laws, and products of them."""
+"""The approximations q: one file per group of distributions, and products of them."""
 
 from qbvi.families.base import Curve, Family, GaussianFamily, Part
 from qbvi.families.beta import Beta, Dirichlet

@@ -1,4 +1,4 @@
-"""What an approximating family gives, and the laws it receives."""
+"""What an approximating family implements, and the methods that follow from it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from qbvi.arrays import Array, array_namespace, device
 __all__ = ["Curve", "Family", "GaussianFamily", "Part"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
-r"""How far a step goes along each whitened direction of curvature: eigenvalues ``c`` of the change to ``(rho, t)``.
+r"""How far a step goes along each whitened direction of curvature.
 
-``rho(c)`` replaces ``1 - c`` as the factor of the precision, ``t`` scales the move of the mean; see `qbvi.steps`.
+It maps the eigenvalues ``c`` of the change to ``(rho, t)``. ``rho(c)`` replaces ``1 - c`` as the
+factor of the precision, and ``t`` scales the move of the mean; see `qbvi.steps`.
 """
 
 
 class Family(ABC):
-    r"""An exponential family over flat vectors ``theta`` of length `dim`, with `size` natural parameters.
+    r"""An exponential family over flat ``theta`` of length `dim`, with `size` natural parameters.
 
     .. math:: q(\theta) = h(\theta) \exp(\phi(\theta) \cdot \lambda - A(\lambda))
 
-    A member is a flat array ``q`` that only its family can open. Directions are flat arrays of length `size` in natural
-    coordinates.
+    A member is a flat array ``q`` that only its family can interpret. Directions are flat arrays
+    of length `size` in natural coordinates.
     """
 
     dim: int
@@ -36,19 +37,19 @@ class Family(ABC):
     @property
     @abstractmethod
     def length(self) -> int:
-        """How many numbers describe a member: the length of ``q``."""
+        """Length of ``q``: how many numbers describe a member."""
 
     @abstractmethod
     def start(self, loc: Array, scale: Array) -> Array:
-        """Return the member with mean ``loc (d,)`` and independent coordinates of standard deviation ``scale (d,)``."""
+        """Return the member with mean ``loc (d,)`` and independent entries of sd ``scale (d,)``."""
 
     @abstractmethod
     def from_moments(self, mean: Array, cov: Array) -> Array:
-        """Return the member nearest to the given mean (d,) and covariance (d, d); `cov` must be positive definite."""
+        """Return the member nearest to this mean (d,) and positive definite covariance (d, d)."""
 
     @abstractmethod
     def transport(self, q: Array, z: Array) -> Array:
-        """Turn standard normal draws ``z (n, d)`` into draws from ``q``."""
+        """Transform standard normal draws ``z (n, d)`` to draws from ``q``."""
 
     @abstractmethod
     def log_prob(self, q: Array, theta: Array) -> Array:
@@ -80,7 +81,7 @@ class Family(ABC):
 
     @abstractmethod
     def log_normaliser(self, lam: Array) -> Array:
-        """A(lam)."""
+        """``A(lam)``."""
 
     @abstractmethod
     def statistics(self, theta: Array) -> Array:
@@ -94,7 +95,7 @@ class Family(ABC):
         """
 
     def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        """Mean over the draws of their score times a weight: (n, d), (n,) -> (k,)."""
+        """Mean over the draws of score times weight: (n, d), (n,) -> (k,)."""
         return array_namespace(q, theta).mean(weights[:, None] * self.score(q, theta), axis=0)
 
     @abstractmethod
@@ -103,11 +104,11 @@ class Family(ABC):
 
     @abstractmethod
     def features(self, q: Array, theta: Array) -> Array:
-        """Statistics that are orthonormal under q, as many as there are natural parameters: (n, d) -> (n, k)."""
+        """Statistics that are orthonormal under q, one per natural parameter: (n, d) -> (n, k)."""
 
     @abstractmethod
     def coordinates(self, q: Array, theta: Array) -> Array:
-        """Whitened coordinates, of mean zero and unit covariance under q: (n, d) -> (n, n_whitened)."""
+        """Whitened coordinates, with mean 0 and covariance I under q: (n, d) -> (n, n_whitened)."""
 
     @property
     @abstractmethod
@@ -115,7 +116,10 @@ class Family(ABC):
         """Number of whitened coordinates."""
 
     def defensive(self, q: Array) -> Array:
-        """The member to draw from in order to learn about ``q``: itself, unless some values would never be seen."""
+        """The member to draw from when estimating ``q``.
+
+        It is ``q`` itself, unless draws from ``q`` would miss some values.
+        """
         return q
 
     @abstractmethod
@@ -124,33 +128,39 @@ class Family(ABC):
 
     @abstractmethod
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
-        """Scale separately the parts of a direction that move the mean and the precision."""
+        """Scale the parts of a direction that move the mean and the precision separately."""
 
     @abstractmethod
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
-        """Move by ``update`` (k,) along ``curve``; also say whether the plain update ends inside the domain."""
+        """Move by ``update`` (k,) along ``curve``.
+
+        Also return whether the plain update ``lam + update`` stays inside the domain.
+        """
 
     @abstractmethod
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
-        """Move the Cholesky factor instead, its diagonal on the log scale (paper, Appendix D).
+        """Move the Cholesky factor, with its diagonal on the log scale (paper, Appendix D).
 
-        An update whose whitened entries exceed ``limit`` is shortened to it.
+        An update with whitened entries above ``limit`` is shortened to ``limit``.
         """
 
     @abstractmethod
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
-        """Move the textbook parameters instead (paper, Appendix C, ii-b), at most ``delta`` of the way to the boundary."""
+        """Move the textbook parameters (paper, Appendix C, ii-b).
+
+        A step covers at most the fraction ``delta`` of the distance to the boundary.
+        """
 
     @abstractmethod
     def euclidean(self, q: Array, direction: Array) -> Array:
-        """Turn a natural gradient into the Euclidean gradient of the textbook parameters (paper, Appendix C, iii)."""
+        """Euclidean gradient of the textbook parameters from a natural one (Appendix C, iii)."""
 
     def residual(self, q: Array, theta: Array, log_joint: Array) -> Array:
-        """``log p(y, theta) - log q(theta)`` at each draw: its mean is the lower bound."""
+        """``log p(y, theta) - log q(theta)`` at each draw; its mean is the lower bound."""
         return log_joint - self.log_prob(q, theta)
 
     def divergence(self, q: Array, other: Array) -> Array:
-        r"""KL both ways, added: :math:`(\lambda - \lambda') \cdot (m - m')`."""
+        r"""KL(q || other) + KL(other || q): :math:`(\lambda - \lambda') \cdot (m - m')`."""
         xp = array_namespace(q, other)
         return xp.sum((self.natural(q) - self.natural(other)) * (self.mean_parameter(q) - self.mean_parameter(other)))
 
@@ -182,48 +192,54 @@ class Part(NamedTuple):
 
 
 class GaussianFamily(Family):
-    """Gaussians: draws can be whitened, and what the function does in whitened coordinates moves mean and covariance."""
+    """Gaussians: draws can be whitened, and regression there gives moves of mean and covariance."""
 
     @abstractmethod
     def whiten(self, q: Array, theta: Array) -> Array:
-        """Undo `transport`: draws ``theta (n, d)`` as standard normals."""
+        """Undo `transport`: map draws ``theta (n, d)`` to standard normals."""
 
     @abstractmethod
     def embed(self, linear: Array, precision: Array) -> Array | None:
-        """Natural coordinates of ``linear . u - u' precision u / 2``, or None where the family cannot carry it."""
+        """Natural coordinates of ``linear . u - u' precision u / 2``; None if there are none."""
 
     @abstractmethod
     def restrict(self, curvature: Array) -> Array:
-        """Keep of a symmetric matrix in whitened coordinates (d, d) what the family's precision can follow."""
+        """Project a symmetric matrix (d, d) in whitened coordinates on the family's precisions."""
 
     @abstractmethod
     def quadratic_kernel(self, z: Array) -> Array:
-        """Sum over the orthonormal quadratic features that the family follows of their products: (n, d) -> (n, n)."""
+        """Sum of products of the family's orthonormal quadratic features: (n, d) -> (n, n)."""
 
     @abstractmethod
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
-        """Move by ``shift`` (d,) and scale by ``root`` (d, d), both in whitened coordinates and within the family."""
+        """Shift by ``shift`` (d,) and scale by ``root`` (d, d), both in whitened coordinates."""
 
     @abstractmethod
     def coefficients(self, w: Array) -> tuple[Array, Array]:
-        """Coefficients of the features as ``b (d,)`` and the symmetric ``C (d, d)`` of ``b'z + (z'Cz - tr C) / 2``."""
+        """Coefficients of the features as the quadratic function ``b'z + (z'Cz - tr C) / 2``.
+
+        Returns ``b (d,)`` and the symmetric ``C (d, d)``.
+        """
 
     @property
     def n_quadratic(self) -> int:
-        """Number of quadratic features that the family follows."""
+        """Number of quadratic features of the family."""
         return self.size - self.dim
 
     @property
     def n_whitened(self) -> int:
-        """As many as there are coordinates."""
+        """One per coordinate."""
         return self.dim
 
     def coordinates(self, q: Array, theta: Array) -> Array:
-        """The standard normals."""
+        """The standard normals that `whiten` gives."""
         return self.whiten(q, theta)
 
     def divergence(self, q: Array, other: Array) -> Array:
-        """KL both ways, added, by what each makes of the other's axes: no digits are lost far from the origin."""
+        """KL(q || other) + KL(other || q), computed in whitened coordinates.
+
+        No digits are lost far from the origin.
+        """
         xp = array_namespace(q, other)
         eye = xp.eye(self.dim, dtype=q.dtype, device=device(q))
         frame = xp.concat([xp.zeros_like(eye[:1, :]), eye])

@@ -1,4 +1,4 @@
-"""Probabilities: beta and Dirichlet laws."""
+"""Probabilities: beta and Dirichlet distributions."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Beta(ExponentialFamily):
         return _cov_log(lam + 1)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Quantiles of the beta law at the normals' probabilities, short of the ends."""
+        """Beta quantiles at the probabilities of the normals, kept off 0 and 1."""
         alpha, beta = lam[..., :1] + 1, lam[..., 1:] + 1
         lower, upper = betaincinv(alpha, beta, ndtr(z)), betainccinv(alpha, beta, ndtr(-z))
         return np.asarray(np.clip(np.where(z > 0, upper, lower), _TINY, _ALMOST_ONE))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Alpha and beta are positive."""
+        """Whether alpha and beta are positive."""
         return np.asarray(np.all(lam > -1, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
@@ -71,13 +71,13 @@ class Beta(ExponentialFamily):
         return np.asarray(np.max(-update / (lam + 1), axis=-1))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Alpha / s, and alpha beta / (s^2 (s + 1)), where s = alpha + beta."""
+        """``alpha / s`` and ``alpha beta / (s^2 (s + 1))``, where ``s = alpha + beta``."""
         alpha, beta = lam[..., :1] + 1, lam[..., 1:] + 1
         s = alpha + beta
         return alpha / s, ((alpha / s) * (beta / s) / (s + 1))[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The beta law with this mean and, where it is possible, this standard deviation."""
+        """The beta distribution with this mean and, if possible, this standard deviation."""
         s = _total(mean, sd)
         return np.concatenate([s * mean, s * (1 - mean)], axis=-1) - 1
 
@@ -95,7 +95,7 @@ class Beta(ExponentialFamily):
 class Dirichlet(ExponentialFamily):
     r"""Dirichlet over ``k`` probabilities: :math:`\phi_i = \log x_i`, :math:`\lambda_i = c_i - 1`.
 
-    A value is all ``k`` probabilities; its density is that of the first ``k - 1``.
+    A value holds all ``k`` probabilities. Its density is that of the first ``k - 1``.
 
     Parameters
     ----------
@@ -120,11 +120,11 @@ class Dirichlet(ExponentialFamily):
 
     @property
     def n_statistics(self) -> int:
-        """One for every probability."""
+        """One per probability."""
         return self.k
 
     def one_statistics(self, x: Floats) -> Floats:
-        """Log x."""
+        """``log x``."""
         return bounded_log(x)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
@@ -140,12 +140,12 @@ class Dirichlet(ExponentialFamily):
         return _cov_log(lam + 1)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Gamma quantiles over their sum, on the log scale, where small concentrations do not underflow."""
+        """Gamma quantiles over their sum, on the log scale so that none underflows."""
         log_gamma = log_gamma_quantile(lam + 1, z)
         return np.asarray(np.maximum(np.exp(log_gamma - logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Concentrations are positive."""
+        """Whether the concentrations are positive."""
         return np.asarray(np.all(lam > -1, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
@@ -153,19 +153,19 @@ class Dirichlet(ExponentialFamily):
         return np.asarray(np.max(-update / (lam + 1), axis=-1))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Mean c / s, and covariance (diag(mean) - mean mean') / (s + 1), where s is the sum of c."""
+        """Mean ``c / s`` and covariance ``(diag(mean) - mean mean') / (s + 1)``, ``s = sum(c)``."""
         total = np.sum(lam + 1, axis=-1, keepdims=True)
         mean = (lam + 1) / total
         cov = mean[..., :, None] * (np.eye(self.k) - mean[..., None, :]) / (total[..., None] + 1)
         return mean, cov
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean, and a total concentration that fits the standard deviations in the middle."""
+        """The distribution with this mean; total concentration: median over the entries' sds."""
         mean = mean / np.sum(mean, axis=-1, keepdims=True)
         return np.median(_total(mean, sd), axis=-1, keepdims=True) * mean - 1
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """C - 1."""
+        """``c - 1``."""
         return np.asarray(parameters["concentration"], dtype=np.float64) - 1
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
@@ -177,7 +177,7 @@ class Dirichlet(ExponentialFamily):
         return lam + 1
 
     def one_from_textbook(self, xi: Floats) -> Floats:
-        """C - 1."""
+        """``c - 1``."""
         return xi - 1
 
     @classmethod
@@ -200,5 +200,5 @@ def _cov_log(c: Floats) -> Floats:
 
 
 def _total(mean: Floats, sd: Floats) -> Floats:
-    """Total concentration of which a probability of this mean has this standard deviation; at least a little."""
+    """Total concentration for which a probability has this mean and sd; at least 0.01."""
     return np.maximum(mean * (1 - mean) / sd**2 - 1, 1e-2)

@@ -1,7 +1,8 @@
-"""Whole numbers: Bernoulli, categorical, Poisson and negative binomial laws.
+"""Whole numbers: Bernoulli, categorical, Poisson and negative binomial distributions.
 
-The domains of their natural parameters have no boundary, or none on one side, and yet no computer holds a member far out. The bounds below stand
-in for it: beyond them a probability, squared, is no longer a number, or a count no longer whole.
+The natural parameters have no boundary on at least one side, but double precision cannot represent
+members far out. The bounds below act as the boundary. Beyond them the square of a probability
+underflows, or counts are no longer exact.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ Floats = NDArray[np.float64]
 _Distribution = Callable[[Floats], Floats]
 
 _LOG_ODDS = 300.0  # exp(-600), the square of the smallest probability, is still a normal number
-_CERTAIN = 25.0  # log odds beyond which a value is certain
-_LOG_COUNT = 53 * np.log(2.0)  # counts above 2^53 are not all whole numbers in double precision
-_LARGE_RATE = 1e3  # from here on five terms of the asymptotic series of the Poisson entropy are exact to 1e-13
-_STIRLING_STEP = 0.1  # of the trapezoidal rule below, whose error is about exp(-10 / step)
+_CERTAIN = 25.0  # log odds beyond which a value counts as certain
+_LOG_COUNT = 53 * np.log(2.0)  # double precision does not hold all whole numbers above 2^53
+_LARGE_RATE = 1e3  # above it, five terms of the asymptotic Poisson entropy are exact to 1e-13
+_STIRLING_STEP = 0.1  # step of the trapezoidal rule below; its error is about exp(-10 / step)
 
 
 @dataclass(frozen=True)
@@ -59,66 +60,69 @@ class Bernoulli(ExponentialFamily):
         return 1
 
     def one_statistics(self, x: Floats) -> Floats:
-        """X."""
+        """``x``."""
         return x
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """log(1 + exp(lam))."""
+        """``log(1 + exp(lam))``."""
         return np.logaddexp(0.0, lam[..., 0])
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
-        """P."""
+        """``p``."""
         return np.asarray(expit(lam))
 
     def one_centred(self, lam: Floats, x: Floats) -> Floats:
-        """1 - p or -p, which x - p rounds to zero near one."""
+        """``1 - p`` or ``-p``; near one, ``x - p`` would round to zero."""
         return np.asarray(np.where(x > 0.5, expit(-lam), -expit(lam)))
 
     def one_fisher(self, lam: Floats) -> Floats:
-        """P (1 - p)."""
+        """``p (1 - p)``."""
         return np.asarray(expit(lam) * expit(-lam))[..., None]
 
     def one_entropy(self, lam: Floats) -> Floats:
-        """Of the rarer value's log-odds, from which no digits are lost."""
+        """Entropy, computed from the log-odds of the rarer value so that no digits are lost."""
         rarer = -np.abs(lam[..., 0])
         return np.asarray(np.log1p(np.exp(rarer)) - rarer * expit(rarer))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Whether Phi(z) exceeds 1 - p, asked in the nearer tail."""
+        """Whether Phi(z) exceeds 1 - p, computed in the nearer tail."""
         is_one = np.where(lam < 0, ndtr(-z) < expit(lam), ndtr(z) > expit(-lam))
         return np.asarray(is_one.astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Log-odds that double precision can hold."""
+        """Whether double precision can hold the log-odds."""
         return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """As for any bounded number."""
+        """Fraction of the distance to the bound on the log-odds."""
         return _share(lam, update, -_LOG_ODDS, _LOG_ODDS)
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """p, and p (1 - p)."""
+        """``p`` and ``p (1 - p)``."""
         return self.one_mean_parameter(lam), self.one_fisher(lam)
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean."""
+        """The distribution with this mean."""
         return np.asarray(np.clip(logit(mean), -_LOG_ODDS, _LOG_ODDS))
 
     def one_defensive(self, lam: Floats) -> Floats:
-        """Both values with a chance of at least a tenth: what a switch does cannot be told from draws that never turn it."""
+        """Give both values a probability of at least 0.1.
+
+        Draws that all agree say nothing about the effect of the switch.
+        """
         return np.clip(lam, -np.log(9.0), np.log(9.0))
 
     def one_saturated(self, lam: Floats) -> Floats:
-        """Log odds up to 25: one in 7e10 is certain enough, and what is beyond is lost in rounding."""
+        """Limit the log odds to 25: 1 in 7e10 counts as certain, and more is lost in rounding."""
         return np.clip(lam, -_CERTAIN, _CERTAIN)
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """logit(p); a certain value is as certain as double precision allows."""
+        """``logit(p)``, within the bound of double precision."""
         log_odds = logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
         return np.asarray(np.clip(log_odds, -_LOG_ODDS, _LOG_ODDS))
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
-        """P."""
+        """``p``."""
         return {"p": np.asarray(expit(lam[..., 0]))}
 
     def one_jacobian(self, lam: Floats) -> Floats:
@@ -128,7 +132,9 @@ class Bernoulli(ExponentialFamily):
 
 @dataclass(frozen=True)
 class Categorical(ExponentialFamily):
-    r"""One of 0, ..., k - 1, as one whole number: :math:`\phi_j = [x = j]`, :math:`\lambda_j = \log(p_j / p_0)`, for :math:`j \ge 1`.
+    r"""One of 0, ..., k - 1, as one whole number.
+
+    For :math:`j \ge 1`, :math:`\phi_j = [x = j]` and :math:`\lambda_j = \log(p_j / p_0)`.
 
     Parameters
     ----------
@@ -153,7 +159,7 @@ class Categorical(ExponentialFamily):
 
     @property
     def n_statistics(self) -> int:
-        """One for every category but the first."""
+        """One per category, except the first."""
         return self.k - 1
 
     def one_statistics(self, x: Floats) -> Floats:
@@ -165,11 +171,11 @@ class Categorical(ExponentialFamily):
         return np.asarray(logsumexp(_logits(lam), axis=-1))
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
-        """Probabilities of all categories but the first."""
+        """Probabilities of all categories except the first."""
         return _probabilities(lam)[..., 1:]
 
     def one_centred(self, lam: Floats, x: Floats) -> Floats:
-        """1 - p_j or -p_j, where 1 - p_j is the sum of the others."""
+        """``1 - p_j`` or ``-p_j``, with ``1 - p_j`` computed as the sum of the others."""
         probs = _probabilities(lam)
         others = probs @ (1 - np.eye(self.k))
         return np.where(self.one_statistics(x) > 0.5, others[..., 1:], -probs[..., 1:])
@@ -182,10 +188,11 @@ class Categorical(ExponentialFamily):
         return diagonal * (p * others)[..., None] - (1 - diagonal) * p[..., :, None] * p[..., None, :]
 
     def one_whitener(self, lam: Floats) -> Floats:
-        r"""In closed form and without a difference, so that it is exact for probabilities near zero and one.
+        r"""Closed form without differences, exact for probabilities near zero and one.
 
-        With :math:`r_j = p_0 + \sum_{i > j} p_i`, what is left after category j, the features are
-        :math:`([x = j] - p_j / r_{j-1} [x \notin \{1 .. j-1\}])` over their standard deviations.
+        Let :math:`r_j = p_0 + \sum_{i > j} p_i` be the probability that remains after category j.
+        The features are :math:`[x = j] - p_j / r_{j-1} [x \notin \{1 .. j-1\}]`, divided by their
+        standard deviations.
         """
         probs = _probabilities(lam)
         left = probs[..., :1] + _suffix_sums(probs[..., 1:])  # r_0, ..., r_{k-2}
@@ -201,18 +208,18 @@ class Categorical(ExponentialFamily):
         return np.asarray(-np.sum(np.exp(logs) * logs, axis=-1))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """How many of the cumulative probabilities Phi(z) exceeds, each asked in its nearer tail."""
+        """Number of cumulative probabilities below Phi(z), each computed in its nearer tail."""
         probs = _probabilities(lam)
         below, above = np.cumsum(probs, axis=-1)[..., :-1], _suffix_sums(probs)[..., 1:]
         exceeds = np.where(below < 0.5, ndtr(z) > below, ndtr(-z) < above)
         return np.asarray(np.sum(exceeds, axis=-1, keepdims=True).astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Log-odds that double precision can hold."""
+        """Whether double precision can hold the log-odds."""
         return np.asarray(np.all(np.abs(lam) <= _LOG_ODDS, axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """As for any bounded numbers."""
+        """Fraction of the distance to the bound on the log-odds."""
         return _share(lam, update, -_LOG_ODDS, _LOG_ODDS)
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -222,22 +229,22 @@ class Categorical(ExponentialFamily):
         return mean, np.sum(probs * (number - mean) ** 2, axis=-1)[..., None, None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """Proportional to a normal density of this mean and standard deviation."""
+        """Probabilities proportional to a normal density with this mean and standard deviation."""
         number = np.arange(1, self.k)
         return np.clip(number * (mean - number / 2) / sd**2, -_LOG_ODDS, _LOG_ODDS)
 
     def one_defensive(self, lam: Floats) -> Floats:
-        """A quarter of the draws from all categories alike."""
+        """Mix with the uniform distribution, which gets weight 1/4."""
         return self.one_natural({"probs": 0.75 * _probabilities(lam) + 0.25 / self.k})
 
     def one_saturated(self, lam: Floats) -> Floats:
-        """No category further than 25 in log odds below the likeliest."""
+        """Keep every category within 25 in log odds of the most likely one."""
         logs = np.concatenate([np.zeros_like(lam[..., :1]), lam], axis=-1)
         logs = np.maximum(logs - np.max(logs, axis=-1, keepdims=True), -_CERTAIN)
         return np.asarray(logs[..., 1:] - logs[..., :1])
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """log(p_j / p_0), within what double precision can hold."""
+        """``log(p_j / p_0)``, within the bound of double precision."""
         probs = np.asarray(parameters["probs"], dtype=np.float64)
         with np.errstate(divide="ignore"):
             logs = np.log(np.where(probs >= 0, probs, np.nan))
@@ -249,16 +256,19 @@ class Categorical(ExponentialFamily):
         return {"probs": _probabilities(lam)}
 
     def one_textbook(self, lam: Floats) -> Floats:
-        """Probabilities of all categories but the first, which are free."""
+        """Probabilities of all categories except the first; they vary freely."""
         return _probabilities(lam)[..., 1:]
 
     def one_from_textbook(self, xi: Floats) -> Floats:
-        """The first probability is what the others leave."""
+        """The first probability is one minus the others."""
         first = 1 - np.sum(xi, axis=-1, keepdims=True)
         return self.one_natural({"probs": np.concatenate([first, xi], axis=-1)})
 
     def one_jacobian(self, lam: Floats) -> Floats:
-        """diag(1 / p) + 1 / p_0, the inverse of the Fisher information: these textbook parameters are the mean parameters."""
+        """``diag(1 / p) + 1 / p_0``.
+
+        It inverts the Fisher information: these textbook parameters are the mean parameters.
+        """
         probs = _probabilities(lam)
         return np.eye(self.k - 1) / probs[..., None, 1:] + 1 / probs[..., :1, None]
 
@@ -288,11 +298,11 @@ class Poisson(ExponentialFamily):
         return 1
 
     def one_statistics(self, x: Floats) -> Floats:
-        """X."""
+        """``x``."""
         return x
 
     def one_log_base(self, x: Floats) -> Floats:
-        """-log x!."""
+        """``-log x!``."""
         return np.asarray(-gammaln(x[..., 0] + 1))
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
@@ -308,7 +318,10 @@ class Poisson(ExponentialFamily):
         return np.exp(lam)[..., None]
 
     def one_entropy(self, lam: Floats) -> Floats:
-        """Rate (1 - log rate) + E log x!, and for large rates the asymptotic series, where that difference cancels."""
+        """``rate (1 - log rate) + E log x!``.
+
+        For large rates the two terms cancel, and an asymptotic series replaces them.
+        """
         log_rate = lam[..., 0]
         small = np.minimum(log_rate, np.log(_LARGE_RATE))
         exact = np.exp(small) * (1 - small) + _mean_log_factorial(np.exp(small))
@@ -317,17 +330,17 @@ class Poisson(ExponentialFamily):
         return np.asarray(np.where(log_rate < np.log(_LARGE_RATE), exact, series))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Quantiles of the Poisson law at the normals' probabilities."""
+        """Poisson quantiles at the probabilities of the normals."""
         rate = np.exp(lam)
-        guess = rate + np.sqrt(rate) * z + (z**2 - 1) / 6  # by the first three moments (Cornish and Fisher)
+        guess = rate + np.sqrt(rate) * z + (z**2 - 1) / 6  # Cornish-Fisher, from three moments
         return _quantile(lambda x: gammaincc(x + 1, rate), lambda x: gammainc(x + 1, rate), z, guess)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """A rate that double precision can hold, and counts that are whole numbers in it."""
+        """Whether double precision can hold the rate, and the counts exactly."""
         return np.asarray(np.all((lam >= -_LOG_ODDS) & (lam <= _LOG_COUNT), axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """As for any bounded number."""
+        """Fraction of the distance to the bound on the log rate."""
         return _share(lam, update, -_LOG_ODDS, _LOG_COUNT)
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -335,15 +348,15 @@ class Poisson(ExponentialFamily):
         return np.exp(lam), np.exp(lam)[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean."""
+        """The distribution with this mean."""
         return np.clip(np.log(np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS, _LOG_COUNT)
 
     def one_defensive(self, lam: Floats) -> Floats:
-        """A mean of at least a half, so that values other than zero are seen."""
+        """Raise the mean to at least 0.5, so that values other than zero occur."""
         return np.maximum(lam, np.log(0.5))
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """Log rate."""
+        """``log rate``."""
         rate = np.asarray(parameters["rate"], dtype=np.float64)[..., None]
         with np.errstate(divide="ignore"):
             return np.maximum(np.log(np.where(rate >= 0, rate, np.nan)), -_LOG_ODDS)
@@ -359,9 +372,10 @@ class Poisson(ExponentialFamily):
 
 @dataclass(frozen=True)
 class NegativeBinomial(ExponentialFamily):
-    r"""Failures before ``count`` successes of probability p, as SciPy's ``nbinom``: :math:`\phi = x`, :math:`\lambda = \log(1 - p)`.
+    r"""Failures before ``count`` successes with probability p, as in SciPy's ``nbinom``.
 
-    The base measure is the binomial coefficient of ``x + count - 1`` over ``x``.
+    :math:`\phi = x` and :math:`\lambda = \log(1 - p)`. The base measure is the binomial
+    coefficient of ``x + count - 1`` over ``x``.
 
     Parameters
     ----------
@@ -385,7 +399,7 @@ class NegativeBinomial(ExponentialFamily):
         return 1
 
     def one_statistics(self, x: Floats) -> Floats:
-        """X."""
+        """``x``."""
         return x
 
     def one_log_base(self, x: Floats) -> Floats:
@@ -394,57 +408,57 @@ class NegativeBinomial(ExponentialFamily):
         return np.asarray(gammaln(x + self.count) - gammaln(x + 1) - gammaln(self.count))
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """-count log p."""
+        """``-count log p``."""
         return -self.count * np.log(-np.expm1(lam[..., 0]))
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
-        """Count (1 - p) / p."""
+        """``count (1 - p) / p``."""
         return self.count / np.expm1(-lam)
 
     def one_fisher(self, lam: Floats) -> Floats:
-        """Count (1 - p) / p^2."""
+        """``count (1 - p) / p^2``."""
         return (self.count / (np.expm1(-lam) * -np.expm1(lam)))[..., None]
 
     def one_entropy(self, lam: Floats) -> Floats:
-        """A - lam m, less the mean of the log binomial coefficient."""
+        """``A - lam m``, less the mean of the log binomial coefficient."""
         log_failure = lam[..., 0]
         regular = self.one_log_normaliser(lam) - log_failure * self.one_mean_parameter(lam)[..., 0]
         return regular - _mean_log_binomial(log_failure, self.count)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Quantiles of the negative binomial law at the normals' probabilities."""
+        """Negative binomial quantiles at the probabilities of the normals."""
         p = -np.expm1(lam)
-        guess = gamma_quantile(self.count * np.exp(lam), z) / p  # of the gamma law with this mean and variance
+        guess = gamma_quantile(self.count * np.exp(lam), z) / p  # gamma with this mean and variance
         return _quantile(lambda x: betainc(self.count, x + 1, p), lambda x: betaincc(self.count, x + 1, p), z, guess)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """A probability between zero and one, as far as double precision can hold it."""
+        """Whether p lies between zero and one, as far as double precision can hold it."""
         return np.asarray(np.all((lam < 0) & (lam >= -_LOG_ODDS), axis=-1))
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """As for any bounded number."""
+        """Fraction of the distance to the bounds on ``log(1 - p)``."""
         return _share(lam, update, -_LOG_ODDS, 0.0)
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Count (1 - p) / p, and that over p."""
+        """``count (1 - p) / p`` and ``count (1 - p) / p^2``."""
         return self.one_mean_parameter(lam), self.one_fisher(lam)
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean."""
+        """The distribution with this mean."""
         return np.maximum(-np.log1p(self.count / np.where(mean >= 0, mean, np.nan)), -_LOG_ODDS)
 
     def one_defensive(self, lam: Floats) -> Floats:
-        """A mean of at least a half, so that values other than zero are seen."""
+        """Raise the mean to at least 0.5, so that values other than zero occur."""
         return np.asarray(np.maximum(lam, -np.log1p(2.0 * self.count)))
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """log(1 - p), within what double precision can hold."""
+        """``log(1 - p)``, within the bound of double precision."""
         p = np.asarray(parameters["p"], dtype=np.float64)[..., None]
         with np.errstate(divide="ignore"):
             return np.maximum(np.log1p(-np.where(p <= 1, p, np.nan)), -_LOG_ODDS)
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
-        """P."""
+        """``p``."""
         return {"p": -np.expm1(lam[..., 0])}
 
     def one_jacobian(self, lam: Floats) -> Floats:
@@ -462,9 +476,9 @@ class NegativeBinomial(ExponentialFamily):
 
 
 def _share(lam: Floats, update: Floats, low: float, high: float) -> Floats:
-    """Share of the way to the nearer end, in the direction of the update, of every number; the largest of them."""
+    """Largest fraction of the distance to the bound, in the update's direction, that it covers."""
     room = np.where(update > 0, high - lam, lam - low)
-    with np.errstate(divide="ignore", over="ignore"):  # a member at its bound has no room at all
+    with np.errstate(divide="ignore", over="ignore"):  # at the bound the distance is zero
         shares = np.abs(update) / np.where(update == 0, 1.0, room)
     return np.asarray(np.max(shares, axis=-1))
 
@@ -474,7 +488,7 @@ def _logits(lam: Floats) -> Floats:
 
 
 def _log_probabilities(lam: Floats) -> Floats:
-    """Log-probabilities of all categories; exact also for one near certainty: (..., k - 1) -> (..., k)."""
+    """Log-probabilities of all categories, exact near zero and one: (..., k - 1) -> (..., k)."""
     shifted = _logits(lam)
     shifted = shifted - np.max(shifted, axis=-1, keepdims=True)
     is_largest = np.arange(shifted.shape[-1]) == np.argmax(shifted, axis=-1)[..., None]
@@ -491,7 +505,10 @@ def _suffix_sums(p: Floats) -> Floats:
 
 
 def _quantile(cdf: _Distribution, tail: _Distribution, z: Floats, guess: Floats) -> Floats:
-    """Smallest whole number whose distribution function reaches Phi(z), asked in the nearer tail: it grows with z."""
+    """Smallest whole number whose distribution function reaches Phi(z), in the nearer tail.
+
+    The result never decreases with z.
+    """
 
     def reached(x: Floats) -> NDArray[np.bool_]:
         return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)) & (x >= 0))
@@ -513,9 +530,11 @@ def _quantile(cdf: _Distribution, tail: _Distribution, z: Floats, guess: Floats)
 
 
 def _mean_log_factorial(rate: Floats) -> Floats:
-    r"""E log x! of a Poisson law (...), by an integral for log x! under which the mean of s^x is known.
+    r"""E log x! for Poisson rates (...), by an integral for log x! in which only E s^x is needed.
 
-    .. math:: \log x! = \int_0^1 \Big(\frac{1 - s^x}{1 - s} - x\Big) \frac{ds}{\log s}, \qquad E s^x = e^{-\mathrm{rate} (1 - s)}
+    .. math::
+        \log x! = \int_0^1 \Big(\frac{1 - s^x}{1 - s} - x\Big) \frac{ds}{\log s}, \qquad
+        E s^x = e^{-\mathrm{rate} (1 - s)}
     """
     t, weight = _log_grid()
     v = rate[..., None] * -np.expm1(-t)
@@ -526,10 +545,12 @@ def _mean_log_factorial(rate: Floats) -> Floats:
 
 
 def _mean_log_binomial(log_failure: Floats, count: int) -> Floats:
-    r"""Mean of the log binomial coefficient under a negative binomial law (...), by the same integral.
+    r"""Mean of the log binomial coefficient of negative binomials (...), by a similar integral.
 
-    .. math:: \log \frac{\Gamma(x + r)}{\Gamma(r)\, x!} = \int_0^1 \frac{1 - s^x}{1 - s} \frac{s^{r - 1} - 1}{\log s} ds, \qquad
-              E s^x = \Big(1 + \frac{1 - p}{p} (1 - s)\Big)^{-r}
+    .. math::
+        \log \frac{\Gamma(x + r)}{\Gamma(r)\, x!}
+            = \int_0^1 \frac{1 - s^x}{1 - s} \frac{s^{r - 1} - 1}{\log s} ds, \qquad
+        E s^x = \Big(1 + \frac{1 - p}{p} (1 - s)\Big)^{-r}
     """
     t, weight = _log_grid()
     u = -np.expm1(-t)
@@ -539,5 +560,8 @@ def _mean_log_binomial(log_failure: Floats, count: int) -> Floats:
 
 
 def _log_grid() -> tuple[Floats, float]:
-    """Points t = -log s and the weight of dt / t: the trapezoidal rule in log t, exponentially accurate for these integrands."""
+    """Points t = -log s, and the weight of dt / t: the trapezoidal rule in log t.
+
+    It converges exponentially for these integrands.
+    """
     return np.exp(np.arange(-80.0, 4.5, _STIRLING_STEP)), _STIRLING_STEP

@@ -1,9 +1,10 @@
-r"""Independent copies of one exponential-family law: what a law tells of itself, and what it receives.
+r"""Independent copies of one exponential-family distribution.
 
 .. math:: q(x) = h(x) \exp(\phi(x) \cdot \lambda - A(\lambda))
 
-A law is a file with a few facts about *one* copy, each a line or two of its textbook entry; arrays carry any leading axes, so that many copies
-and many draws are one call. Everything that has to do with copies, natural gradients, steps and whitening is here, written once.
+A subclass states a few facts about *one* copy, each a line or two from its textbook entry. Arrays
+have any leading axes, so one call covers many copies and many draws. Copies, natural gradients,
+steps and whitening are implemented here, once for all distributions.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ __all__ = ["Advance", "ExponentialFamily"]
 
 Floats = NDArray[np.float64]
 
-_SHORT = 1e-5  # share of the way to the boundary below which a curve and its tangent are the same
-_HALVINGS = 60  # after which a step is below the rounding of the parameters
+_SHORT = 1e-5  # fraction of the distance to the boundary below which a curve equals its tangent
+_HALVINGS = 60  # after as many halvings a step is below the rounding of the parameters
 
 
 class Advance(NamedTuple):
-    """A step along a natural gradient, and what it is worth."""
+    """A step along a natural gradient, with its predicted gain."""
 
-    q: Array  # the member it leads to
+    q: Array  # the new member
     kl: Array  # KL(new || old)
     gain: Array  # rise of the bound, if the function is what its coefficients say
     is_inside: bool  # whether it stays in the domain; if not, q is the old member
@@ -38,9 +39,11 @@ class Advance(NamedTuple):
 
 @dataclass(frozen=True)
 class ExponentialFamily(Family):
-    """``copies`` independent variables of one law; a member is their natural parameters, copy by copy.
+    """``copies`` independent variables with one distribution.
 
-    The facts use SciPy's special functions and are computed on the host in double precision.
+    A member is the concatenation of their natural parameters.
+
+    The facts use SciPy's special functions on the host, in double precision.
 
     Parameters
     ----------
@@ -51,19 +54,19 @@ class ExponentialFamily(Family):
     copies: int = 1
     parameter_names: ClassVar[tuple[str, ...]]
     is_discrete: ClassVar[bool] = False
-    event_axes: ClassVar[int] = 0  # axes of one value: none for a number, one for a vector, two for a matrix
+    event_axes: ClassVar[int] = 0  # axes of a value: number 0, vector 1, matrix 2
 
-    # The facts of one copy.
+    # Facts about one copy.
 
     @property
     def n_coordinates(self) -> int:
-        """How many numbers one value of the law is made of."""
+        """How many numbers make up one value."""
         return 1
 
     @property
     @abstractmethod
     def n_statistics(self) -> int:
-        """How many natural parameters one copy has."""
+        """Number of natural parameters of one copy."""
 
     @abstractmethod
     def one_statistics(self, x: Floats) -> Floats:
@@ -71,19 +74,19 @@ class ExponentialFamily(Family):
 
     @abstractmethod
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """A(lam): (..., n_statistics) -> (...)."""
+        """``A(lam)``: (..., n_statistics) -> (...)."""
 
     @abstractmethod
     def one_mean_parameter(self, lam: Floats) -> Floats:
-        """Gradient of A, which is E phi: (..., n_statistics) -> the same."""
+        """Gradient of A, equal to E phi: (..., n_statistics) -> the same."""
 
     @abstractmethod
     def one_fisher(self, lam: Floats) -> Floats:
-        """Hessian of A, which is Cov phi: (..., n_statistics) -> (..., n_statistics, n_statistics)."""
+        """Hessian of A, equal to Cov phi: (..., k) -> (..., k, k) with k = n_statistics."""
 
     @abstractmethod
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Turn standard normals (..., n_coordinates) into draws; ``lam`` broadcasts against their leading axes."""
+        """Transform standard normals (..., n_coordinates) to draws; ``lam`` broadcasts."""
 
     @abstractmethod
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
@@ -91,63 +94,79 @@ class ExponentialFamily(Family):
 
     @abstractmethod
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """Share of the way to the boundary of the domain that ``update`` covers: (..., n_statistics) -> (...).
+        """Fraction of the distance to the boundary that ``update`` covers.
 
-        Below one the update stays inside; zero or less where it leads away from the boundary.
+        Below one the update stays inside the domain. It is zero or less if the update moves away
+        from the boundary: (..., n_statistics) -> (...).
         """
 
     @abstractmethod
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Mean (..., n_coordinates) and covariance (..., n_coordinates, n_coordinates) of x; NaN or infinite where there is none."""
+        """Mean (..., n_coordinates) and covariance (..., n_coordinates, n_coordinates) of x.
+
+        They are NaN or infinite if they do not exist.
+        """
 
     @abstractmethod
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """Natural parameter of a member with about this mean and these standard deviations (..., n_coordinates)."""
+        """Natural parameter for about this mean and these sds, each (..., n_coordinates)."""
 
     @abstractmethod
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
-        """Natural parameter from the textbook ones by name, such as ``alpha`` and ``beta``."""
+        """Natural parameter from the named textbook parameters, such as ``alpha`` and ``beta``."""
 
     @abstractmethod
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """Undo `one_natural`."""
 
     def one_defensive(self, lam: Floats) -> Floats:
-        """The member to draw from in order to learn about ``lam``: itself, unless some values would never be seen."""
+        """The member to draw from when estimating ``lam``.
+
+        It is ``lam`` itself, unless draws from it would miss some values.
+        """
         return lam
 
     def one_saturated(self, lam: Floats) -> Floats:
-        """A natural parameter no further out than can be told from draws; most laws have no such limit."""
+        """``lam``, limited to what draws can distinguish; most distributions need no limit."""
         return lam
 
     def one_log_base(self, x: Floats) -> Floats:
-        """Log h(x), zero for most laws: (..., n_coordinates) -> (...)."""
+        """``log h(x)``, zero for most distributions: (..., n_coordinates) -> (...)."""
         return np.zeros(x.shape[:-1])
 
     def one_entropy(self, lam: Floats) -> Floats:
-        r"""Entropy (...): :math:`A(\lambda) - \lambda \cdot m` less the mean of log h, which is zero for most laws."""
+        r"""Entropy (...): :math:`A(\lambda) - \lambda \cdot m` less the mean of ``log h``.
+
+        The mean of ``log h`` is zero for most distributions.
+        """
         entropy: Floats = self.one_log_normaliser(lam) - np.sum(lam * self.one_mean_parameter(lam), axis=-1)
         return entropy
 
     def one_centred(self, lam: Floats, x: Floats) -> Floats:
-        """Phi - m; a law whose statistics round to their mean says it without the difference: (..., n_statistics)."""
+        """``phi - m`` (..., n_statistics).
+
+        A subclass overrides it if the statistics round to their mean.
+        """
         return self.one_statistics(x) - self.one_mean_parameter(lam)
 
     def one_whitener(self, lam: Floats) -> Floats:
-        r"""W with :math:`W I(\lambda) W' = 1`, lower triangular: (..., n_statistics) -> (..., n_statistics, n_statistics)."""
+        r"""Lower triangular W with :math:`W I(\lambda) W' = 1`: (..., k) -> (..., k, k)."""
         fisher = self.one_fisher(lam)
-        # Scaled to a unit diagonal first: statistics may differ by orders of magnitude.
+        # Scale to a unit diagonal first: statistics may differ by orders of magnitude.
         sd = np.sqrt(np.diagonal(fisher, axis1=-2, axis2=-1))
         root = safe_cholesky(fisher / (sd[..., :, None] * sd[..., None, :]))
         whitener: Floats = np.linalg.inv(root) / sd[..., None, :]
         return whitener
 
     def one_jacobian(self, lam: Floats) -> Floats:
-        r"""Derivative of the natural by the textbook parameters: (..., k) -> (..., k, k); the identity where they are the same up to a constant."""
+        r"""Derivative of the natural by the textbook parameters: (..., k) -> (..., k, k).
+
+        It is the identity if the two differ by a constant.
+        """
         return np.broadcast_to(np.eye(self.n_statistics), (*lam.shape, self.n_statistics))
 
     def one_textbook(self, lam: Floats) -> Floats:
-        """Textbook parameters as free numbers, laid end to end: (..., n_statistics) -> the same."""
+        """Free textbook parameters, concatenated: (..., n_statistics) -> the same."""
         parameters = self.one_parameters(lam)
         return np.stack([parameters[name] for name in self.parameter_names], axis=-1)
 
@@ -157,14 +176,17 @@ class ExponentialFamily(Family):
 
     @classmethod
     def one_fields(cls, parameters: Mapping[str, Any]) -> dict[str, int]:
-        """Fields of the law other than ``copies`` that these textbook parameters tell, such as a number of categories."""
+        """Fields other than ``copies`` that follow from the textbook parameters.
+
+        An example is the number of categories.
+        """
         return {}
 
-    # What every law receives.
+    # Methods that follow from the facts.
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, Any]) -> Self:
-        """The law of which these are the textbook parameters, copies along their first axis.
+        """The family that has these textbook parameters, with copies along their first axis.
 
         Examples
         --------
@@ -177,7 +199,7 @@ class ExponentialFamily(Family):
 
     @property
     def dim(self) -> int:  # type: ignore[override]
-        """Numbers in one draw of all copies."""
+        """Length of one draw of all copies."""
         return self.copies * self.n_coordinates
 
     @property
@@ -187,12 +209,12 @@ class ExponentialFamily(Family):
 
     @property
     def length(self) -> int:
-        """A member is its natural parameter."""
+        """Length of a member, which is its natural parameter."""
         return self.size
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
-        with np.errstate(all="ignore"):  # moments that no member has may give anything
+        with np.errstate(all="ignore"):  # no member may have these moments; checked below
             lam = self.one_defensive(self.one_from_moments(self._values(loc), self._values(scale)))
             inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
         if not inside:
@@ -208,7 +230,7 @@ class ExponentialFamily(Family):
         return self.start(mean, np.sqrt(np.diagonal(to_numpy(cov))))
 
     def member(self, parameters: Mapping[str, Any]) -> Floats:
-        """The member with these textbook parameters, copies along their first axis or all alike."""
+        """The member with these textbook parameters, one set per copy or one for all."""
         lam = np.asarray(self.one_natural(parameters), dtype=np.float64)
         if not np.all(self.one_is_inside(lam)):
             given = ", ".join(f"{name}={np.asarray(value).tolist()}" for name, value in parameters.items())
@@ -221,21 +243,21 @@ class ExponentialFamily(Family):
         return self.one_parameters(self._open(q))
 
     def transport(self, q: Array, z: Array) -> Array:
-        """Turn standard normal draws (n, d) into draws from every copy."""
+        """Transform standard normal draws (n, d) to draws from every copy."""
         return np.reshape(self.one_draw(self._open(q), self._values(z)), np.shape(z))
 
     def log_prob(self, q: Array, theta: Array) -> Array:
-        """Sum over copies of log h + phi . lam - A: (n, d) -> (n,)."""
+        """Sum over copies of ``log h + phi . lam - A``: (n, d) -> (n,)."""
         lam, x = self._open(q), self._values(theta)
         terms = np.sum(self.one_statistics(x) * lam, axis=-1) + self.one_log_base(x) - self.one_log_normaliser(lam)
         return np.sum(terms, axis=-1)
 
     def defensive(self, q: Array) -> Array:
-        """Copy by copy."""
+        """`one_defensive` of each copy."""
         return np.reshape(self.one_defensive(self._open(q)), (-1,))
 
     def log_base(self, theta: Array) -> Array:
-        """Sum over copies of log h: (n, d) -> (n,)."""
+        """Sum over copies of ``log h``: (n, d) -> (n,)."""
         return np.sum(self.one_log_base(self._values(theta)), axis=-1)
 
     def entropy(self, q: Array) -> Array:
@@ -264,7 +286,7 @@ class ExponentialFamily(Family):
         return q
 
     def mean_parameter(self, q: Array) -> Array:
-        """Mean parameters of the copies, end to end."""
+        """Mean parameters of the copies, concatenated."""
         return np.reshape(self.one_mean_parameter(self._open(q)), (-1,))
 
     def log_normaliser(self, lam: Array) -> Array:
@@ -272,11 +294,11 @@ class ExponentialFamily(Family):
         return np.sum(self.one_log_normaliser(self._open(lam)))
 
     def statistics(self, theta: Array) -> Array:
-        """Statistics of the copies, end to end: (n, d) -> (n, k)."""
+        """Statistics of the copies, concatenated: (n, d) -> (n, k)."""
         return np.reshape(self.one_statistics(self._values(theta)), (len(theta), self.size))
 
     def score(self, q: Array, theta: Array) -> Array:
-        r"""Natural gradient of ``log q`` at each draw, copy by copy (paper, Algorithm 1): (n, d) -> (n, k).
+        r"""Natural gradient of ``log q`` at each draw (paper, Algorithm 1): (n, d) -> (n, k).
 
         .. math:: \nabla_m \log q(x) = I(\lambda)^{-1} (\phi(x) - m)
         """
@@ -289,20 +311,23 @@ class ExponentialFamily(Family):
         return np.reshape(np.sum(self._whitener(q) ** 2, axis=-2), (-1,))
 
     def features(self, q: Array, theta: Array) -> Array:
-        r"""Statistics that are orthonormal under q: :math:`W (\phi - m)`, where :math:`W I(\lambda) W' = 1`: (n, d) -> (n, k)."""
+        r"""Orthonormal statistics under q: :math:`W (\phi - m)`: (n, d) -> (n, k).
+
+        W satisfies :math:`W I(\lambda) W' = 1`.
+        """
         return np.reshape(self._features(q, theta), (len(theta), self.size))
 
     def coordinates(self, q: Array, theta: Array) -> Array:
-        """The features: they are the coordinates in which a conjugate log-likelihood is a plane."""
+        """The features: in these coordinates a conjugate log-likelihood is linear."""
         return self.features(q, theta)
 
     @property
     def n_whitened(self) -> int:
-        """As many as there are natural parameters."""
+        """One per natural parameter."""
         return self.size
 
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        r"""Move by beta times the natural gradient :math:`W' w` of a function whose features' coefficients are ``w``."""
+        r"""Move by ``beta`` times the natural gradient :math:`W' w`, with ``w`` by feature."""
         lam, whitener = self._open(q), self._whitener(q)
         coefficients = self._open(w)
         update = self.one_saturated(lam + beta * np.einsum("cji,cj->ci", whitener, coefficients)) - lam
@@ -317,32 +342,35 @@ class ExponentialFamily(Family):
         return Advance(np.reshape(new, (-1,)), kl, lift - kl, bool(np.isfinite(kl)))
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
-        """Scale by the rate of the precision: these laws have no mean that moves on its own."""
+        """Scale by the rate of the precision: no part of these families moves the mean alone."""
         return precision_rate * direction
 
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
-        r"""Move along ``update``, as far as the curve leaves of the way to the boundary.
+        r"""Move along ``update``, as far as the curve allows.
 
-        With :math:`c` the share of that way which the update covers, a step keeps :math:`\rho(c)` of it, as it keeps
-        :math:`\rho` of a Gaussian's precision.
+        Let :math:`c` be the fraction of the distance to the boundary that the update covers. The
+        step leaves the fraction :math:`\rho(c)` of that distance, as it leaves :math:`\rho` of a
+        Gaussian's precision.
         """
         lam, change = self._open(q), self._open(update)
         c = self.one_way_out(lam, change)
         rho, t = curve(c)
-        # On the way away from the boundary, and for steps so short that 1 - rho is rounding, the curve is its tangent.
+        # The curve is its tangent away from the boundary, and if 1 - rho is mere rounding.
         bends = c > _SHORT
         scale = np.where(bends, np.maximum(1 - rho, 0.0) / np.where(bends, c, 1.0), t)
         return np.reshape(lam + scale[..., None] * change, (-1,)), np.max(c) < 1
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
-        """Move along the exponential curve: these laws have no Cholesky factor."""
+        """Move along the exponential curve: these families have no Cholesky factor."""
         return self.move(q, update, lambda c: (np.exp(-c * (t := limit / max(np.max(np.abs(c)), limit))), t))[0]
 
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
-        r"""Move the textbook parameters :math:`\xi` instead (paper, Appendix C, ii-b).
+        r"""Move the textbook parameters :math:`\xi` (paper, Appendix C, ii-b).
 
-        Natural gradients of two parametrisations differ by the Jacobian: :math:`\Delta\xi = (\partial\lambda/\partial\xi)^{-1} \Delta\lambda`, which is
-        the Fisher information of :math:`\xi`, inverted, times the Euclidean gradient. The step is shortened to the share ``delta`` of the way out.
+        Natural gradients of two parametrisations differ by the Jacobian:
+        :math:`\Delta\xi = (\partial\lambda/\partial\xi)^{-1} \Delta\lambda`. This is the inverse
+        Fisher information of :math:`\xi` times the Euclidean gradient. A step that covers more
+        than the fraction ``delta`` of the distance to the boundary is halved until it does not.
         """
         lam = self._open(q)
         xi = self.one_textbook(lam)
@@ -355,15 +383,18 @@ class ExponentialFamily(Family):
         return np.reshape(np.where(too_far[..., None], lam, new), (-1,))
 
     def euclidean(self, q: Array, direction: Array) -> Array:
-        r"""The Euclidean gradient of the textbook parameters, as a direction of the natural ones: :math:`J J' I(\lambda) c`."""
+        r"""Euclidean gradient of the textbook parameters, as a direction in natural coordinates.
+
+        It equals :math:`J J' I(\lambda) c` for a natural gradient c.
+        """
         lam = self._open(q)
         jacobian = self.one_jacobian(lam)
         pulled = np.swapaxes(jacobian, -1, -2) @ self.one_fisher(lam) @ self._open(direction)[..., None]
         return np.reshape((jacobian @ pulled)[..., 0], (-1,))
 
     def _from_textbook(self, lam: Floats, xi: Floats, delta: float) -> tuple[Floats, NDArray[np.bool_]]:
-        """Natural parameters, and which of them are no member or further than ``delta`` of the way out from ``lam``."""
-        with np.errstate(all="ignore"):  # outside of the domain the formulas may give anything
+        """Natural parameters, and which of them are outside the domain or too far from ``lam``."""
+        with np.errstate(all="ignore"):  # outside the domain the formulas may give anything
             new = self.one_from_textbook(xi)
             known = np.all(np.isfinite(new), axis=-1)
             new = np.where(known[..., None], new, lam)
@@ -371,16 +402,16 @@ class ExponentialFamily(Family):
         return new, ~inside
 
     def _open(self, flat: Array) -> Floats:
-        """Natural parameters or directions, copy by copy: (k,) -> (copies, n_statistics)."""
+        """Split natural parameters or directions by copy: (k,) -> (copies, n_statistics)."""
         return np.reshape(np.asarray(flat), (self.copies, self.n_statistics))
 
     def _values(self, theta: Array) -> Floats:
-        """Values copy by copy: (..., d) -> (..., copies, n_coordinates)."""
+        """Split values by copy: (..., d) -> (..., copies, n_coordinates)."""
         theta = np.asarray(theta)
         return np.reshape(theta, (*theta.shape[:-1], self.copies, self.n_coordinates))
 
     def _features(self, q: Array, theta: Array) -> Floats:
-        """Features copy by copy: (n, copies, n_statistics)."""
+        """Features by copy: (n, copies, n_statistics)."""
         centred = self.one_centred(self._open(q), self._values(theta))
         return np.asarray(np.einsum("cij,ncj->nci", self._whitener(q), centred))
 
@@ -389,7 +420,9 @@ class ExponentialFamily(Family):
 
 
 def safe_cholesky(correlation: Floats) -> Floats:
-    """Cholesky factor of matrices with a unit diagonal, which rounding may have left without definiteness by a few units of the last digit.
+    """Cholesky factor of matrices with a unit diagonal.
+
+    Rounding may have left them indefinite by a few units in the last digit.
 
     Examples
     --------

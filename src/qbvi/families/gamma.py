@@ -1,4 +1,4 @@
-"""Positive variables: gamma, inverse gamma and exponential laws."""
+"""Positive variables: gamma, inverse gamma and exponential distributions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Gamma(ExponentialFamily):
         return np.concatenate([bounded_log(x), x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """Log Gamma(alpha) - alpha log beta."""
+        """``log Gamma(alpha) - alpha log beta``."""
         return _log_normaliser(lam[..., 0] + 1, -lam[..., 1])
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
@@ -57,11 +57,11 @@ class Gamma(ExponentialFamily):
         return _matrix(polygamma(1, alpha), 1 / beta, alpha / beta**2)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Quantiles of the gamma law at the normals' probabilities."""
+        """Gamma quantiles at the probabilities of the normals."""
         return gamma_quantile(lam[..., :1] + 1, z) / -lam[..., 1:]
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Alpha and beta are positive."""
+        """Whether alpha and beta are positive."""
         inside: NDArray[np.bool_] = (lam[..., 0] > -1) & (lam[..., 1] < 0)
         return inside
 
@@ -70,12 +70,12 @@ class Gamma(ExponentialFamily):
         return np.maximum(-update[..., 0] / (lam[..., 0] + 1), update[..., 1] / -lam[..., 1])
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Alpha / beta, and alpha / beta^2."""
+        """``alpha / beta`` and ``alpha / beta^2``."""
         alpha, beta = lam[..., :1] + 1, -lam[..., 1:]
         return alpha / beta, (alpha / beta**2)[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The gamma law with this mean and standard deviation."""
+        """The gamma distribution with this mean and standard deviation."""
         alpha = (mean / sd) ** 2
         return np.concatenate([alpha - 1, -alpha / mean], axis=-1)
 
@@ -117,7 +117,7 @@ class InverseGamma(ExponentialFamily):
         return np.concatenate([bounded_log(x), 1 / x], axis=-1)
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """Log Gamma(alpha) - alpha log beta."""
+        """``log Gamma(alpha) - alpha log beta``."""
         return _log_normaliser(-lam[..., 0] - 1, -lam[..., 1])
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
@@ -126,18 +126,21 @@ class InverseGamma(ExponentialFamily):
         return np.stack([np.log(beta) - digamma(alpha), alpha / beta], axis=-1)
 
     def one_fisher(self, lam: Floats) -> Floats:
-        """((trigamma(alpha), -1 / beta), (-1 / beta, alpha / beta^2)): what the paper's natgrad_ig prints, before it is inverted."""
+        """((trigamma(alpha), -1 / beta), (-1 / beta, alpha / beta^2)).
+
+        The paper's natgrad_ig prints this matrix before its inversion.
+        """
         alpha, beta = -lam[..., 0] - 1, -lam[..., 1]
         return _matrix(polygamma(1, alpha), -1 / beta, alpha / beta**2)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Beta over a gamma quantile, mirrored so that x grows with z."""
+        """``beta`` over a gamma quantile, mirrored so that x grows with z."""
         beta = -lam[..., 1:]
-        # A quantile below beta times the smallest number would make the draw infinite.
+        # A quantile below beta times the smallest normal number would make the draw infinite.
         return beta / np.maximum(gamma_quantile(-lam[..., :1] - 1, -z), 4 * beta * _TINY)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Alpha and beta are positive."""
+        """Whether alpha and beta are positive."""
         inside: NDArray[np.bool_] = (lam[..., 0] < -1) & (lam[..., 1] < 0)
         return inside
 
@@ -146,7 +149,7 @@ class InverseGamma(ExponentialFamily):
         return np.maximum(update[..., 0] / (-lam[..., 0] - 1), update[..., 1] / -lam[..., 1])
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Beta / (alpha - 1), and that squared over alpha - 2; infinite where alpha is too small."""
+        """``beta / (alpha - 1)`` and its square over ``alpha - 2``; infinite for small alpha."""
         alpha, beta = -lam[..., :1] - 1, -lam[..., 1:]
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(alpha > 1, beta / (alpha - 1), np.inf)
@@ -154,7 +157,7 @@ class InverseGamma(ExponentialFamily):
         return mean, variance[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The inverse gamma law with this mean and standard deviation."""
+        """The inverse gamma distribution with this mean and standard deviation."""
         alpha = (mean / sd) ** 2 + 2
         return np.concatenate([-alpha - 1, -mean * (alpha - 1)], axis=-1)
 
@@ -190,7 +193,7 @@ class Exponential(ExponentialFamily):
         return 1
 
     def one_statistics(self, x: Floats) -> Floats:
-        """X."""
+        """``x``."""
         return x
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
@@ -210,7 +213,7 @@ class Exponential(ExponentialFamily):
         return np.asarray(log_ndtr(-z) / lam)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """The rate is positive."""
+        """Whether the rate is positive."""
         inside: NDArray[np.bool_] = lam[..., 0] < 0
         return inside
 
@@ -219,11 +222,11 @@ class Exponential(ExponentialFamily):
         return (update / -lam)[..., 0]
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """1 / rate, and that squared."""
+        """``1 / rate`` and ``1 / rate^2``."""
         return -1 / lam, (1 / lam**2)[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean; its standard deviation is the mean."""
+        """The distribution with this mean; its standard deviation equals the mean."""
         return -1 / mean
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
@@ -240,15 +243,16 @@ class Exponential(ExponentialFamily):
 
 
 def gamma_quantile(alpha: Floats, z: Floats) -> Floats:
-    """Quantile of the unit-rate gamma law at probability Phi(z), accurate in both tails.
+    """Quantile of the unit-rate gamma distribution at Phi(z), accurate in both tails.
 
     Examples
     --------
-    >>> float(gamma_quantile(np.array(1.0), np.array(0.0)).round(6))  # the median of an exponential law, log 2
+    >>> float(gamma_quantile(np.array(1.0), np.array(0.0)).round(6))  # median, log 2
     0.693147
     """
     upper, lower = gammainccinv(alpha, ndtr(-z)), gammaincinv(alpha, ndtr(z))
-    # Far down the tail of a small alpha the quantile underflows; a number that can be divided by keeps the draw finite.
+    # In the far lower tail of a small alpha the quantile underflows; a positive floor keeps
+    # quotients by it finite.
     return np.asarray(np.maximum(np.where(z > 0, upper, lower), _TINY))
 
 
@@ -268,7 +272,7 @@ def log_gamma_quantile(alpha: Floats, z: Floats) -> Floats:
 
 
 def bounded_log(x: Floats) -> Floats:
-    """Log x, with zero taken as the smallest number that has a logarithm of full precision."""
+    """``log x``, with ``x`` raised to at least the smallest normal number."""
     return np.log(np.maximum(x, _TINY))
 
 
@@ -278,5 +282,5 @@ def _log_normaliser(alpha: Floats, beta: Floats) -> Floats:
 
 
 def _matrix(first: Floats, cross: Floats, second: Floats) -> Floats:
-    """Symmetric two by two matrices."""
+    """Symmetric two-by-two matrices."""
     return np.stack([np.stack([first, cross], axis=-1), np.stack([cross, second], axis=-1)], axis=-2)

@@ -1,7 +1,8 @@
 r"""Gaussian posteriors: full covariance and diagonal.
 
-Natural coordinates are :math:`\lambda = (S^{-1}\mu, -\tfrac12 S^{-1})`, statistics :math:`\phi = (\theta, \theta\theta')`,
-mean parameters :math:`m = (\mu, S + \mu\mu')`; matrices are packed by `qbvi.arrays.pack_symmetric`.
+Natural coordinates are :math:`\lambda = (S^{-1}\mu, -\tfrac12 S^{-1})`, statistics
+:math:`\phi = (\theta, \theta\theta')`, and mean parameters :math:`m = (\mu, S + \mu\mu')`.
+`qbvi.arrays.pack_symmetric` packs the matrices.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _SQRT_HALF = math.sqrt(0.5)
 class _Opened(NamedTuple):
     mu: Array  # (d,)
     L: Array  # (d, d) any factor of S = L L'
-    K: Array  # (d, d) its inverse, carried along so that nothing is ever solved
+    K: Array  # (d, d) its inverse, carried along so that no linear system is ever solved
 
 
 @dataclass(frozen=True)
 class Gaussian(GaussianFamily):
-    """N(mu, S) with full covariance, kept as mu, a factor L of S = L L' and K = L^-1.
+    """N(mu, S) with full covariance, stored as mu, a factor L of S = L L', and K = L^-1.
 
     Examples
     --------
@@ -42,7 +43,7 @@ class Gaussian(GaussianFamily):
 
     @property
     def size(self) -> int:
-        """D (d + 3) / 2."""
+        """``d (d + 3) / 2``."""
         return self.dim * (self.dim + 3) // 2
 
     @property
@@ -59,18 +60,18 @@ class Gaussian(GaussianFamily):
     def from_moments(self, mean: Array, cov: Array) -> Array:
         """Return N(mean, cov)."""
         xp = array_namespace(mean, cov)
-        # Equilibrating first keeps the factor accurate when the coordinates' scales differ by orders of magnitude.
+        # Equilibrate first: the factor stays accurate if scales differ by orders of magnitude.
         sd = xp.sqrt(xp.linalg.diagonal(cov))
         factor = xp.linalg.cholesky(cov / (sd[:, None] * sd[None, :]))
         return _close(_Opened(mean, sd[:, None] * factor, xp.linalg.inv(factor) / sd[None, :]))
 
     def transport(self, q: Array, z: Array) -> Array:
-        """Theta = mu + L z."""
+        """``theta = mu + L z``."""
         mu, L, _ = self._open(q)
         return mu + z @ L.T
 
     def whiten(self, q: Array, theta: Array) -> Array:
-        """Z = L^-1 (theta - mu)."""
+        """``z = L^-1 (theta - mu)``."""
         mu, _, K = self._open(q)
         return (theta - mu) @ K.T
 
@@ -109,9 +110,10 @@ class Gaussian(GaussianFamily):
         return array_namespace(q).concat([mu, pack_symmetric(L @ L.T + mu[:, None] * mu[None, :])])
 
     def log_normaliser(self, lam: Array) -> Array:
-        r"""A(lam), less the constant d/2 log 2 pi that q carries outside.
+        r"""``A(lam)``, less the constant ``d/2 log 2 pi``.
 
-        .. math:: A(\lambda) = -\tfrac14 \lambda_1' \lambda_2^{-1} \lambda_1 - \tfrac12 \log|-2 \lambda_2|
+        .. math::
+            A(\lambda) = -\tfrac14 \lambda_1' \lambda_2^{-1} \lambda_1 - \tfrac12 \log|-2 \lambda_2|
         """
         xp = array_namespace(lam)
         precision = -2 * unpack_symmetric(lam[self.dim :], self.dim)
@@ -125,8 +127,9 @@ class Gaussian(GaussianFamily):
     def score(self, q: Array, theta: Array) -> Array:
         r"""Natural gradient of ``log q`` (paper, Proposition 2): (n, d) -> (n, k).
 
-        .. math:: \nabla_{m_1} = S^{-1}\theta - v v'\mu, \quad \nabla_{m_2} = -\tfrac12 (S^{-1} - v v'),
-                  \quad v = S^{-1}(\theta - \mu)
+        .. math::
+            \nabla_{m_1} = S^{-1}\theta - v v'\mu, \quad \nabla_{m_2} = -\tfrac12 (S^{-1} - v v'),
+            \quad v = S^{-1}(\theta - \mu)
         """
         xp = array_namespace(q, theta)
         mu, _, K = self._open(q)
@@ -136,9 +139,11 @@ class Gaussian(GaussianFamily):
         return xp.concat([first, pack_symmetric(second)], axis=-1)
 
     def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        r"""From the weighted moments of the whitened draws, without the (n, k) scores.
+        r"""Mean score, from weighted moments of the whitened draws, without the (n, k) scores.
 
-        .. math:: b = \tfrac1n \sum w z, \quad C = \tfrac1n \sum w (z z' - I), \quad g_2 = \tfrac12 L^{-T} C L^{-1}, \quad g_1 = L^{-T} b - 2 g_2 \mu
+        .. math::
+            b = \tfrac1n \sum w z, \quad C = \tfrac1n \sum w (z z' - I), \quad
+            g_2 = \tfrac12 L^{-T} C L^{-1}, \quad g_1 = L^{-T} b - 2 g_2 \mu
         """
         xp = array_namespace(q, theta)
         mu, _, K = self._open(q)
@@ -148,10 +153,13 @@ class Gaussian(GaussianFamily):
         return xp.concat([K.T @ (w @ z) - 2 * second @ mu, pack_symmetric(0.5 * (second + second.T))])
 
     def score_variance(self, q: Array) -> Array:
-        r"""Closed-form variances of the score (paper, Appendix "Variance of the gradients") in O(d^2).
+        r"""Closed-form variances of the score (paper, "Variance of the gradients") in O(d^2).
 
-        .. math:: \mathrm{Var}\,\nabla_{m_1} = \mathrm{diag}\left((1 + \mu'S^{-1}\mu) S^{-1} + S^{-1}\mu\mu'S^{-1}\right)
-                  \\ \mathrm{Var}\,\nabla_{m_2} = \tfrac14 (S^{-1} \circ S^{-1} + s s'), \quad s = \mathrm{diag}(S^{-1})
+        .. math::
+            \mathrm{Var}\,\nabla_{m_1}
+                = \mathrm{diag}\left((1 + \mu'S^{-1}\mu) S^{-1} + S^{-1}\mu\mu'S^{-1}\right) \\
+            \mathrm{Var}\,\nabla_{m_2}
+                = \tfrac14 (S^{-1} \circ S^{-1} + s s'), \quad s = \mathrm{diag}(S^{-1})
         """
         xp = array_namespace(q)
         mu, _, K = self._open(q)
@@ -159,12 +167,12 @@ class Gaussian(GaussianFamily):
         s = xp.linalg.diagonal(precision)
         first = (1 + xp.sum((K @ mu) ** 2)) * s + (precision @ mu) ** 2
         second = 0.25 * (precision**2 + s[:, None] * s[None, :])
-        # Packing scales the off-diagonal entries by sqrt 2, hence their variances by 2: pack twice.
+        # Packing scales off-diagonal entries by sqrt 2, so their variances by 2: pack twice.
         scales = pack_symmetric(xp.ones_like(precision))
         return xp.concat([first, pack_symmetric(second) * scales])
 
     def embed(self, linear: Array, precision: Array) -> Array | None:
-        """(linear, -precision / 2); a diagonal precision may come as a vector."""
+        """``(linear, -precision / 2)``; a diagonal precision may be a vector."""
         xp = array_namespace(linear, precision)
         full = (
             xp.eye(self.dim, dtype=linear.dtype, device=device(linear)) * precision
@@ -174,16 +182,18 @@ class Gaussian(GaussianFamily):
         return xp.concat([linear, pack_symmetric(-0.5 * full)])
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
-        """Scale the two parts of a direction about the present mean, so that the origin plays no part."""
+        """Scale the two parts of a direction about the current mean, whatever the origin."""
         mu = self._open(q).mu
         force, change = self._split(q, direction)
         scaled = precision_rate * change
         return array_namespace(q).concat([mean_rate * force - 2 * scaled @ mu, pack_symmetric(scaled)])
 
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
-        r"""Move by a change of the natural parameter, seen in whitened coordinates.
+        r"""Move by a change of the natural parameter, in whitened coordinates.
 
-        .. math:: P = U \rho(c) U', \quad \mu \leftarrow \mu + t L P^{-1} b, \quad S^{-1} \leftarrow L^{-T} P L^{-1}
+        .. math::
+            P = U \rho(c) U', \quad \mu \leftarrow \mu + t L P^{-1} b, \quad
+            S^{-1} \leftarrow L^{-T} P L^{-1}
 
         where :math:`b = L'(\Delta_1 + 2 \Delta_2 \mu)` and :math:`C = 2 L' \Delta_2 L = U c U'`.
         """
@@ -198,10 +208,11 @@ class Gaussian(GaussianFamily):
         return _close(_Opened(mu + shift, factor, _refined(inverse, factor))), xp.max(c) < 1
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
-        r"""Natural gradient in the coordinates (mu, L), the diagonal of L on the log scale.
+        r"""Natural gradient step in the coordinates (mu, L), the diagonal of L on the log scale.
 
-        With :math:`\Delta + \Delta' = C`, :math:`\Delta` lower triangular: :math:`L_{ij} \mathrel{+}= (L\Delta)_{ij}` below
-        the diagonal, :math:`\log L_{ii} \mathrel{+}= \Delta_{ii}`, :math:`\mu \mathrel{+}= L b`.
+        Let :math:`\Delta` be lower triangular with :math:`\Delta + \Delta' = C`. Below the
+        diagonal, :math:`L_{ij} \mathrel{+}= (L\Delta)_{ij}`; on it,
+        :math:`\log L_{ii} \mathrel{+}= \Delta_{ii}`; and :math:`\mu \mathrel{+}= L b`.
         """
         xp = array_namespace(q, update)
         mu, L, _ = self._open(q)
@@ -211,7 +222,7 @@ class Gaussian(GaussianFamily):
         delta = t * xp.tril(C) * (1 - 0.5 * eye)
         diagonal = xp.linalg.diagonal(L) * xp.exp(xp.linalg.diagonal(delta))
         factor = xp.tril(L + L @ delta, k=-1) + eye * diagonal
-        # Scaling the rows first makes the inverse of a triangular matrix insensitive to the parameters' units.
+        # Scale the rows first: the inverse then does not depend on the units of the parameters.
         inverse = xp.linalg.inv(factor / diagonal[:, None]) / diagonal[None, :]
         return _close(_Opened(mu + t * (L @ b), factor, _refined(inverse, factor)))
 
@@ -227,11 +238,15 @@ class Gaussian(GaussianFamily):
         return w[: self.dim], unpack_symmetric(w[self.dim :], self.dim) / _SQRT_HALF
 
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
-        """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
+        """The move along the natural parameter, the paper's closed form (i)."""
         return self.move(q, update, _bounded(delta))[0]
 
     def euclidean(self, q: Array, direction: Array) -> Array:
-        r"""Gradients :math:`L^{-T} b` of the mean and :math:`\tfrac12 L^{-T} C L^{-1}` of the covariance, as a direction of the natural parameter."""
+        r"""Gradients of mean and covariance, as a direction in natural coordinates.
+
+        They are :math:`L^{-T} b` for the mean and :math:`\tfrac12 L^{-T} C L^{-1}` for the
+        covariance.
+        """
         mu, _, K = self._open(q)
         b, C = self._whitened(q, direction)
         metric = K @ K.T
@@ -239,7 +254,7 @@ class Gaussian(GaussianFamily):
         return array_namespace(q).concat([K.T @ (metric @ b) - 2 * change @ mu, pack_symmetric(change)])
 
     def restrict(self, curvature: Array) -> Array:
-        """All of it."""
+        """The whole matrix."""
         return curvature
 
     def quadratic_kernel(self, z: Array) -> Array:
@@ -250,7 +265,7 @@ class Gaussian(GaussianFamily):
         return 0.5 * (inner**2 - squares[:, None] - squares[None, :] + self.dim)
 
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
-        """Mean mu + L shift, factor L root."""
+        """Mean ``mu + L shift``, factor ``L root``."""
         mu, L, K = self._open(q)
         factor = L @ root
         return _close(_Opened(mu + L @ shift, factor, _refined(inverse_root @ K, factor)))
@@ -268,7 +283,7 @@ class Gaussian(GaussianFamily):
         return xp.linalg.slogdet(L / rows[:, None])[1] + xp.sum(xp.log(rows))
 
     def _split(self, q: Array, direction: Array) -> tuple[Array, Array]:
-        """The force on the mean, and the matrix by which -S^-1 / 2 changes."""
+        """The linear part about the mean, and the matrix by which ``-S^-1 / 2`` changes."""
         change = unpack_symmetric(direction[self.dim :], self.dim)
         return direction[: self.dim] + 2 * change @ self._open(q).mu, change
 
@@ -281,7 +296,7 @@ class Gaussian(GaussianFamily):
 
 @dataclass(frozen=True)
 class DiagonalGaussian(GaussianFamily):
-    """N(mu, diag(s^2)), kept as mu and s.
+    """N(mu, diag(s^2)), stored as mu and s.
 
     Examples
     --------
@@ -297,7 +312,7 @@ class DiagonalGaussian(GaussianFamily):
 
     @property
     def size(self) -> int:
-        """2 d."""
+        """``2 d``."""
         return 2 * self.dim
 
     @property
@@ -315,12 +330,12 @@ class DiagonalGaussian(GaussianFamily):
         return self.start(mean, xp.sqrt(xp.linalg.diagonal(cov)))
 
     def transport(self, q: Array, z: Array) -> Array:
-        """Theta = mu + s z."""
+        """``theta = mu + s z``."""
         mu, s = self._open(q)
         return mu + s * z
 
     def whiten(self, q: Array, theta: Array) -> Array:
-        """Z = (theta - mu) / s."""
+        """``z = (theta - mu) / s``."""
         mu, s = self._open(q)
         return (theta - mu) / s
 
@@ -331,7 +346,7 @@ class DiagonalGaussian(GaussianFamily):
         return -0.5 * xp.sum(z**2, axis=-1) - xp.sum(xp.log(self.sd(q))) - 0.5 * self.dim * _LOG_2PI
 
     def entropy(self, q: Array) -> Array:
-        """Sum of log s, plus d/2 (1 + log 2 pi)."""
+        """``sum(log s) + d/2 (1 + log 2 pi)``."""
         xp = array_namespace(q)
         return xp.sum(xp.log(self.sd(q))) + 0.5 * self.dim * (1 + _LOG_2PI)
 
@@ -371,7 +386,8 @@ class DiagonalGaussian(GaussianFamily):
     def score(self, q: Array, theta: Array) -> Array:
         r"""Natural gradient of ``log q`` (paper, Proposition 2, element-wise): (n, d) -> (n, 2 d).
 
-        .. math:: g_2 = \tfrac12 (v^2 - s^{-2}), \quad g_1 = v - 2 \mu g_2, \quad v = (\theta - \mu) / s^2
+        .. math::
+            g_2 = \tfrac12 (v^2 - s^{-2}), \quad g_1 = v - 2 \mu g_2, \quad v = (\theta - \mu) / s^2
         """
         mu, s = self._open(q)
         v = (theta - mu) / s**2
@@ -379,7 +395,7 @@ class DiagonalGaussian(GaussianFamily):
         return array_namespace(q, theta).concat([v - 2 * mu * second, second], axis=-1)
 
     def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        """As `Gaussian.mean_score`, element-wise."""
+        """`Gaussian.mean_score`, element-wise."""
         xp = array_namespace(q, theta)
         mu, s = self._open(q)
         z, w = self.whiten(q, theta), (weights / weights.shape[0])[:, None]
@@ -392,7 +408,7 @@ class DiagonalGaussian(GaussianFamily):
         return array_namespace(q).concat([1 / s**2 + 2 * mu**2 / s**4, 0.5 / s**4])
 
     def embed(self, linear: Array, precision: Array) -> Array | None:
-        """(linear, -precision / 2) where the precision is diagonal; None where it is not."""
+        """``(linear, -precision / 2)`` if the precision is diagonal, else None."""
         xp = array_namespace(linear, precision)
         if precision.ndim == 2:
             diagonal = xp.linalg.diagonal(precision)
@@ -402,14 +418,14 @@ class DiagonalGaussian(GaussianFamily):
         return xp.concat([linear, -0.5 * precision])
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
-        """Scale the two parts of a direction about the present mean, so that the origin plays no part."""
+        """Scale the two parts of a direction about the current mean, whatever the origin."""
         mu = self.mean(q)
         force, change = self._split(q, direction)
         scaled = precision_rate * change
         return array_namespace(q).concat([mean_rate * force - 2 * scaled * mu, scaled])
 
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
-        """Move as `Gaussian.move` does, on the vector of diagonals."""
+        """`Gaussian.move`, on vectors of diagonals."""
         xp = array_namespace(q, update)
         mu, s = self._open(q)
         force, change = self._split(q, update)
@@ -418,7 +434,7 @@ class DiagonalGaussian(GaussianFamily):
         return xp.concat([mu + t * s**2 * force / rho, s / xp.sqrt(rho)]), xp.max(c) < 1
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
-        """Natural gradient in the coordinates (mu, log s)."""
+        """Natural gradient step in the coordinates (mu, log s)."""
         xp = array_namespace(q, update)
         mu, s = self._open(q)
         force, change = self._split(q, update)
@@ -437,18 +453,18 @@ class DiagonalGaussian(GaussianFamily):
         return w[: self.dim], xp.eye(self.dim, dtype=w.dtype, device=device(w)) * (w[self.dim :] / _SQRT_HALF)
 
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
-        """The paper's closed form (i) for mean and precision is the move along the natural parameter."""
+        """The move along the natural parameter, the paper's closed form (i)."""
         return self.move(q, update, _bounded(delta))[0]
 
     def euclidean(self, q: Array, direction: Array) -> Array:
-        """As `Gaussian.euclidean`, element-wise."""
+        """`Gaussian.euclidean`, element-wise."""
         mu, s = self._open(q)
         force, change = self._split(q, direction)
         scaled = 0.5 * change / s**4
         return array_namespace(q).concat([force / s**2 - 2 * scaled * mu, scaled])
 
     def restrict(self, curvature: Array) -> Array:
-        """Its diagonal."""
+        """The diagonal."""
         xp = array_namespace(curvature)
         eye = xp.eye(self.dim, dtype=curvature.dtype, device=device(curvature))
         return eye * xp.linalg.diagonal(curvature)
@@ -458,7 +474,7 @@ class DiagonalGaussian(GaussianFamily):
         return 0.5 * (z**2 - 1) @ (z**2 - 1).T
 
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
-        """Mean mu + s shift, standard deviations s root."""
+        """Mean ``mu + s shift``, standard deviations ``s root``."""
         xp = array_namespace(q)
         mu, s = self._open(q)
         return xp.concat([mu + s * shift, s * xp.linalg.diagonal(root)])
@@ -472,7 +488,7 @@ class DiagonalGaussian(GaussianFamily):
 
 
 def _bounded(delta: float) -> Curve:
-    """At most the share ``delta`` of the way to a singular precision."""
+    """Cover at most the fraction ``delta`` of the distance to a singular precision."""
 
     def curve(c: Array) -> tuple[Array, Array]:
         xp = array_namespace(c)
@@ -483,7 +499,7 @@ def _bounded(delta: float) -> Curve:
 
 
 def _refined(inverse: Array, factor: Array) -> Array:
-    """One Newton-Schulz step, so that rounding errors of the inverse do not add up from step to step."""
+    """One Newton-Schulz step, so that rounding errors of the inverse do not accumulate."""
     return 2 * inverse - inverse @ (factor @ inverse)
 
 

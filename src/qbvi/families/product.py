@@ -1,4 +1,4 @@
-"""Products of independent factors: the paper's layer-wise, block-diagonal posterior, and mean field."""
+"""Products of independent factors: the paper's block-diagonal posterior, and mean field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["GaussianProduct", "Product", "product"]
 
 @dataclass(frozen=True)
 class Product(Family):
-    """Independent factors, each over its own columns of theta; natural parameters are laid end to end.
+    """Independent factors, each over its own columns of theta.
+
+    Natural parameters are concatenated.
 
     Examples
     --------
@@ -43,7 +45,7 @@ class Product(Family):
 
     @property
     def length(self) -> int:
-        """Members of the factors, end to end."""
+        """Length of the factors' members, concatenated."""
         return sum(factor.length for factor in self.factors)
 
     def start(self, loc: Array, scale: Array) -> Array:
@@ -51,15 +53,16 @@ class Product(Family):
         return self._join([f.start(self._pick(loc, c), self._pick(scale, c)) for f, c in self._parts()])
 
     def from_moments(self, mean: Array, cov: Array) -> Array:
-        """Keep the blocks of the covariance that the factors carry."""
+        """Keep the factors' blocks of the covariance."""
         blocks = [
-            f.from_moments(self._pick(mean, c), self._pick(self._pick(cov, c).T, c).T)  # rows, then columns
+            # Pick the rows, then the columns.
+            f.from_moments(self._pick(mean, c), self._pick(self._pick(cov, c).T, c).T)
             for f, c in self._parts()
         ]
         return self._join(blocks)
 
     def transport(self, q: Array, z: Array) -> Array:
-        """Turn standard normal draws into draws from every factor."""
+        """Transform standard normal draws to draws from every factor."""
         return self._columnwise(lambda f, part, block: f.transport(part, block), q, z)
 
     def log_prob(self, q: Array, theta: Array) -> Array:
@@ -91,11 +94,11 @@ class Product(Family):
         return self._scatter([row.T for row in rows])
 
     def natural(self, q: Array) -> Array:
-        """Natural parameters of the factors, end to end."""
+        """Natural parameters of the factors, concatenated."""
         return self._join([f.natural(part) for f, part in zip(self.factors, self._open(q), strict=True)])
 
     def mean_parameter(self, q: Array) -> Array:
-        """Mean parameters of the factors, end to end."""
+        """Mean parameters of the factors, concatenated."""
         return self._join([f.mean_parameter(part) for f, part in zip(self.factors, self._open(q), strict=True)])
 
     def log_normaliser(self, lam: Array) -> Array:
@@ -103,20 +106,20 @@ class Product(Family):
         return sum(f.log_normaliser(part) for f, part in zip(self.factors, self._directions(lam), strict=True))
 
     def statistics(self, theta: Array) -> Array:
-        """Statistics of the factors, end to end: (n, d) -> (n, k)."""
+        """Statistics of the factors, concatenated: (n, d) -> (n, k)."""
         return self._join([f.statistics(self._pick(theta, c)) for f, c in self._parts()])
 
     def score(self, q: Array, theta: Array) -> Array:
-        """Scores of the factors, end to end: (n, d) -> (n, k)."""
+        """Scores of the factors, concatenated: (n, d) -> (n, k)."""
         parts = zip(self._parts(), self._open(q), strict=True)
         return self._join([f.score(part, self._pick(theta, c)) for (f, c), part in parts])
 
     def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        """Mean scores of the factors, end to end: (n, d), (n,) -> (k,)."""
+        """Mean scores of the factors, concatenated: (n, d), (n,) -> (k,)."""
         return self._join(self._by_factor(lambda f, part, block: f.mean_score(part, block, weights), q, theta))
 
     def score_variance(self, q: Array) -> Array:
-        """Variances of the factors' scores, end to end."""
+        """Variances of the factors' scores, concatenated."""
         return self._join([f.score_variance(part) for f, part in zip(self.factors, self._open(q), strict=True)])
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
@@ -125,7 +128,7 @@ class Product(Family):
         return self._join([f.scale_parts(part, move, mean_rate, precision_rate) for f, part, move in parts])
 
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
-        """Move every factor; inside only if all are."""
+        """Move every factor; the result is inside the domain only if all factors are."""
         xp = array_namespace(q, update)
         parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
         moved = [f.move(part, change, curve) for f, part, change in parts]
@@ -137,20 +140,20 @@ class Product(Family):
         return self._join([f.move_factor(part, change, limit) for f, part, change in parts])
 
     def features(self, q: Array, theta: Array) -> Array:
-        """Features of the factors, end to end: (n, d) -> (n, k)."""
+        """Features of the factors, concatenated: (n, d) -> (n, k)."""
         return self._join(self._by_factor(lambda f, part, block: f.features(part, block), q, theta))
 
     def coordinates(self, q: Array, theta: Array) -> Array:
-        """Whitened coordinates of the factors, end to end: (n, d) -> (n, n_whitened)."""
+        """Whitened coordinates of the factors, concatenated: (n, d) -> (n, n_whitened)."""
         return self._join(self._by_factor(lambda f, part, block: f.coordinates(part, block), q, theta))
 
     @property
     def n_whitened(self) -> int:
-        """Of all factors."""
+        """Sum over the factors."""
         return sum(factor.n_whitened for factor in self.factors)
 
     def defensive(self, q: Array) -> Array:
-        """Those of the factors."""
+        """Defensive members of the factors, concatenated."""
         return self._join([f.defensive(part) for f, part in zip(self.factors, self._open(q), strict=True)])
 
     def log_base(self, theta: Array) -> Array:
@@ -173,7 +176,7 @@ class Product(Family):
         return tuple(Part(factor, columns) for factor, columns in self._parts())
 
     def members(self, q: Array) -> list[Array]:
-        """The factors' own members."""
+        """The members of the factors."""
         return self._open(q)
 
     def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
@@ -244,14 +247,14 @@ class GaussianProduct(Product, GaussianFamily):
         return self.whiten(q, theta)
 
     def embed(self, linear: Array, precision: Array) -> Array | None:
-        """Embed block by block; None where the quadratic form couples two factors."""
+        """Embed block by block; None if the quadratic form couples two factors."""
         if precision.ndim == 2 and self._couples(precision):
             return None
         parts = [f.embed(self._pick(linear, c), self._block(precision, c)) for f, c in self._parts()]
         return None if any(part is None for part in parts) else self._join(parts)
 
     def restrict(self, curvature: Array) -> Array:
-        """The factors' blocks."""
+        """The blocks of the factors."""
         xp = array_namespace(curvature)
         rows = []
         for i, (factor, columns) in enumerate(self._parts()):
@@ -275,7 +278,7 @@ class GaussianProduct(Product, GaussianFamily):
         return self._join(parts)
 
     def coefficients(self, w: Array) -> tuple[Array, Array]:
-        """Those of the factors, in the order of theta; C is zero between them."""
+        """Coefficients of the factors, in the order of theta; C is zero between factors."""
         xp = array_namespace(w)
         found = [f.coefficients(part) for f, part in zip(self.factors, self._directions(w), strict=True)]
         rows = []
@@ -297,7 +300,7 @@ class GaussianProduct(Product, GaussianFamily):
 
 
 def product(factors: tuple[Family, ...], columns: tuple[tuple[int, ...], ...]) -> Product:
-    """The product of independent factors, as a Gaussian family where all of them are."""
+    """The product of independent factors; a Gaussian family if all factors are Gaussian."""
     if all(isinstance(factor, GaussianFamily) for factor in factors):
         return GaussianProduct(factors, columns)  # type: ignore[arg-type]
     return Product(factors, columns)

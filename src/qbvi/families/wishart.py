@@ -1,11 +1,12 @@
-r"""Positive definite matrices: Wishart and inverse Wishart laws.
+r"""Positive definite matrices: Wishart and inverse Wishart distributions.
 
-Both are told by a number :math:`a = \mathrm{df} / 2` and a positive definite matrix :math:`M`, in which their natural parameters are linear and
-their log-normaliser is
+Both have a number :math:`a = \mathrm{df} / 2` and a positive definite matrix :math:`M` as
+parameters. Their natural parameters are linear in both, and their log-normaliser is
 
 .. math:: A = \log \Gamma_p(a) - a \log |M|
 
-A value is a ``p x p`` matrix laid flat; its density is that of the ``p (p + 1) / 2`` entries on and below the diagonal, as in SciPy.
+A value is a flattened ``p x p`` matrix. As in SciPy, its density is that of the
+``p (p + 1) / 2`` entries on and below the diagonal.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ Floats = NDArray[np.float64]
 
 _TINY = np.finfo(np.float64).tiny
 _EPS = np.finfo(np.float64).eps
-_SMALLEST_CHI_SQUARE = 1e-200  # its inverse, times what a scale may be, is still a number
+_SMALLEST_CHI_SQUARE = 1e-200  # one over it, times any usual scale, is still finite
 
 
 class _Shape(NamedTuple):
     a: Floats  # (...) half the degrees of freedom
-    M: Floats  # (..., p, p) half the scale of an inverse Wishart law, half the inverse scale of a Wishart law
+    M: Floats  # (..., p, p) half the inverse scale (Wishart) or half the scale (inverse Wishart)
 
 
 @dataclass(frozen=True)
 class _MatrixLaw(ExponentialFamily):
-    """What the two laws share; they differ in the sign by which ``a`` enters, and in what of the value they look at."""
+    """What the two distributions share; they differ in the sign of ``a`` and the statistic of X."""
 
     event_axes: ClassVar[int] = 2
     p: int = 1
@@ -57,7 +58,7 @@ class _MatrixLaw(ExponentialFamily):
         return 1 + self.p * (self.p + 1) // 2
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
-        """Log Gamma_p(a) - a log|M|."""
+        """``log Gamma_p(a) - a log|M|``."""
         a, M = self._shape(lam)
         return np.asarray(_log_multivariate_gamma(a, self.p) - a * np.linalg.slogdet(M)[1])
 
@@ -78,13 +79,13 @@ class _MatrixLaw(ExponentialFamily):
         return fisher
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """More than p - 1 degrees of freedom, and a positive definite matrix."""
+        """Whether df exceeds p - 1 and the matrix is positive definite."""
         a, M = self._shape(lam)
         inside: NDArray[np.bool_] = (a > (self.p - 1) / 2) & (np.linalg.eigvalsh(_correlation(M)[0])[..., 0] > 0)
         return inside
 
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """The larger of the shares for the degrees of freedom and for the eigenvalues of M, seen from M."""
+        """The larger fraction of the distance to the boundary: of df, or of an eigenvalue of M."""
         a, M = self._shape(lam)
         freedom = -self.sign * update[..., 0] / (a - (self.p - 1) / 2)
         whitener = _inverse_root(M)
@@ -96,7 +97,7 @@ class _MatrixLaw(ExponentialFamily):
         """From ``df`` (...) and ``scale`` (..., p, p)."""
 
     def one_textbook(self, lam: Floats) -> Floats:
-        """Degrees of freedom, and the scale, packed."""
+        """Degrees of freedom, and the packed scale."""
         parameters = self.one_parameters(lam)
         return _join(parameters["df"], parameters["scale"])
 
@@ -122,7 +123,10 @@ class _MatrixLaw(ExponentialFamily):
 
 @dataclass(frozen=True)
 class Wishart(_MatrixLaw):
-    r"""Wishart with scale V: :math:`\phi = (\log|X|, X)`, :math:`\lambda = (\tfrac12(\mathrm{df} - p - 1), -\tfrac12 V^{-1})`.
+    r"""Wishart with scale V.
+
+    :math:`\phi = (\log|X|, X)`,
+    :math:`\lambda = (\tfrac12(\mathrm{df} - p - 1), -\tfrac12 V^{-1})`.
 
     Parameters
     ----------
@@ -150,7 +154,7 @@ class Wishart(_MatrixLaw):
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """Mean df V, and Cov(X_ij, X_kl) = df (V_ik V_jl + V_il V_jk)."""
+        """Mean ``df V`` and covariances ``Cov(X_ij, X_kl) = df (V_ik V_jl + V_il V_jk)``."""
         a, M = self._shape(lam)
         V = _inv(M) / 2
         df = 2 * a[..., None, None]
@@ -158,7 +162,7 @@ class Wishart(_MatrixLaw):
         return self._flat(df * V), cov
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean, and degrees of freedom that fit the standard deviations of the diagonal."""
+        """The distribution with this mean, and df from the median of the diagonal's sds."""
         center, variance = self._matrix(mean), self._matrix(sd) ** 2
         df = np.maximum(2 * _typical(center, variance), self.p)
         return self.one_natural({"df": df, "scale": _definite(center) / np.where(df > 0, df, 1.0)[..., None, None]})
@@ -180,7 +184,10 @@ class Wishart(_MatrixLaw):
 
 @dataclass(frozen=True)
 class InverseWishart(_MatrixLaw):
-    r"""Inverse Wishart with scale Psi: :math:`\phi = (\log|X|, X^{-1})`, :math:`\lambda = (-\tfrac12(\mathrm{df} + p + 1), -\tfrac12 \Psi)`.
+    r"""Inverse Wishart with scale Psi.
+
+    :math:`\phi = (\log|X|, X^{-1})`,
+    :math:`\lambda = (-\tfrac12(\mathrm{df} + p + 1), -\tfrac12 \Psi)`.
 
     Parameters
     ----------
@@ -202,16 +209,22 @@ class InverseWishart(_MatrixLaw):
         return _join(_log_det(X), _inverse(X))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
-        """Inverses of Wishart draws, C B^-T B^-1 C' where Psi = C C'; mirrored, so that X grows with the normals on the diagonal."""
+        """Inverses ``C B^-T B^-1 C'`` of Wishart draws, where ``Psi = C C'``.
+
+        They are mirrored, so that X grows with the normals on the diagonal.
+        """
         a, M = self._shape(lam)
         inverse = _inv(_bartlett(a, -self._matrix(z)))
         factor = _root(2 * M) @ np.swapaxes(inverse, -1, -2)
         return self._flat(factor @ np.swapaxes(factor, -1, -2))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        r"""Mean Psi / (df - p - 1) and covariance; infinite or NaN where there are too few degrees of freedom.
+        r"""Mean Psi / (df - p - 1), and covariance; infinite or NaN if df is too small.
 
-        .. math:: \mathrm{Cov}(X_{ij}, X_{kl}) = \frac{2 m_{ij} m_{kl} + \nu (m_{ik} m_{jl} + m_{il} m_{jk})}{(\nu + 1)(\nu - 2)}, \quad \nu = \mathrm{df} - p - 1
+        .. math::
+            \mathrm{Cov}(X_{ij}, X_{kl})
+                = \frac{2 m_{ij} m_{kl} + \nu (m_{ik} m_{jl} + m_{il} m_{jk})}{(\nu + 1)(\nu - 2)},
+            \quad \nu = \mathrm{df} - p - 1
         """
         a, M = self._shape(lam)
         nu = (2 * a - self.p - 1)[..., None, None]
@@ -223,7 +236,7 @@ class InverseWishart(_MatrixLaw):
         return flat, np.where(nu > 2, cov, _undefined(self.p**2))
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The law with this mean, and degrees of freedom that fit the standard deviations of the diagonal."""
+        """The distribution with this mean, and df from the median of the diagonal's sds."""
         center, variance = self._matrix(mean), self._matrix(sd) ** 2
         nu = 2 + 2 * _typical(center, variance)
         return self.one_natural({"df": nu + self.p + 1, "scale": nu[..., None, None] * _definite(center)})
@@ -239,12 +252,12 @@ class InverseWishart(_MatrixLaw):
         return {"df": 2 * a, "scale": 2 * M}
 
     def one_jacobian(self, lam: Floats) -> Floats:
-        """-1/2 throughout."""
+        """Minus one half times the identity."""
         return np.broadcast_to(-0.5 * np.eye(self.n_statistics), (*lam.shape, self.n_statistics))
 
 
 def _below(a: Floats, p: int) -> Floats:
-    """a, a - 1/2, ..., a - (p - 1)/2: the arguments of the gamma functions whose product is the multivariate one."""
+    """a, a - 1/2, ..., a - (p - 1)/2: arguments of the multivariate gamma function's factors."""
     return a[..., None] - np.arange(p) / 2
 
 
@@ -253,7 +266,7 @@ def _log_multivariate_gamma(a: Floats, p: int) -> Floats:
 
 
 def _bartlett(a: Floats, z: Floats) -> Floats:
-    """Lower triangular B of which B B' is Wishart with the identity as its scale, from p x p normals: (..., p, p)."""
+    """Lower triangular B from p x p normals; B B' is Wishart with scale I: (..., p, p)."""
     p = z.shape[-1]
     chi_square = 2 * gamma_quantile(_below(a, p), np.diagonal(z, axis1=-2, axis2=-1))
     chi = np.sqrt(np.maximum(chi_square, _SMALLEST_CHI_SQUARE))
@@ -271,7 +284,10 @@ def _join(number: Floats, matrix: Floats) -> Floats:
 
 
 def _symmetric_kronecker(matrix: Floats) -> Floats:
-    """The map E -> matrix E matrix of symmetric E, both packed: (..., p, p) -> (..., p (p + 1) / 2, p (p + 1) / 2)."""
+    """The map E -> matrix E matrix of packed symmetric E: (..., p, p) -> (..., k, k).
+
+    Here k = p (p + 1) / 2.
+    """
     p = matrix.shape[-1]
     units = unpack_symmetric(np.eye(p * (p + 1) // 2), p)
     mapped: Floats = pack_symmetric(matrix[..., None, :, :] @ units @ matrix[..., None, :, :])
@@ -291,9 +307,10 @@ def _block_diagonal(number: float, block: Floats) -> Floats:
 
 
 def _correlation(X: Floats) -> tuple[Floats, Floats]:
-    """X with its diagonal scaled to one, and the square roots of that diagonal: units cost no digits.
+    """X scaled to a unit diagonal, and the square roots of its diagonal: units cost no digits.
 
-    Entries of an indefinite X may be anything; cut at two they still say so, and its eigenvalues can be had.
+    Entries of an indefinite X may be large. Clipped at two they remain indefinite and have
+    eigenvalues.
     """
     sd = np.sqrt(np.maximum(np.abs(np.diagonal(X, axis1=-2, axis2=-1)), _TINY))
     with np.errstate(over="ignore"):
@@ -302,7 +319,10 @@ def _correlation(X: Floats) -> tuple[Floats, Floats]:
 
 
 def _eigen(X: Floats) -> tuple[Floats, Floats, Floats]:
-    """Eigenvalues and vectors of the scaled X, and the scales; values that rounding took below zero become the smallest there are."""
+    """Eigenvalues and vectors of the scaled X, and the scales.
+
+    Eigenvalues that rounding made too small or negative are raised to machine epsilon.
+    """
     scaled, sd = _correlation(X)
     values, vectors = np.linalg.eigh(scaled)
     return np.maximum(values, _EPS), vectors, sd
@@ -320,7 +340,7 @@ def _inverse(X: Floats) -> Floats:
 
 
 def _definite(X: Floats) -> Floats:
-    """X, made positive definite where a rough guess is not."""
+    """X, made positive definite if a rough guess is not."""
     scaled, sd = _correlation(X)
     values, vectors = np.linalg.eigh(scaled)
     half = sd[..., :, None] * vectors * np.sqrt(np.maximum(values, 1e-3))[..., None, :]
@@ -328,7 +348,7 @@ def _definite(X: Floats) -> Floats:
 
 
 def _typical(mean: Floats, variance: Floats) -> Floats:
-    """Squared mean over variance, in the middle of the diagonal; NaN where that is not positive."""
+    """Median over the diagonal of squared mean over variance; NaN if any mean is not positive."""
     diagonal = np.diagonal(mean, axis1=-2, axis2=-1)
     ratios = diagonal**2 / np.diagonal(variance, axis1=-2, axis2=-1)
     return np.where(np.all(diagonal > 0, axis=-1), np.median(ratios, axis=-1), np.nan)

@@ -1,4 +1,4 @@
-"""Ready-made models: a likelihood over many draws at once, a prior that fits its data, prediction and maximum likelihood."""
+"""Ready-made models: vectorised likelihood, prior, prediction and maximum likelihood."""
 
 from qbvi.models.base import Prediction, StatisticalModel
 from qbvi.models.binomial import Binomial

@@ -1,4 +1,4 @@
-"""The surface that all ready-made models share."""
+"""The interface that all ready-made models share."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
-    """What the posterior says of new rows.
+    """Posterior predictive distribution of new rows.
 
     Attributes
     ----------
     mean : array (n,), or (n, classes)
-        Posterior predictive mean; probabilities for classes.
+        Posterior predictive mean; for classes, their probabilities.
     expected : array (draws, n), or (draws, n, classes)
-        The same given each draw of the parameters: its spread is what is not known about the parameters.
+        The mean given each draw of the parameters. Its spread is the uncertainty about the
+        parameters.
     outcomes : array (draws, n)
-        New data, one for each draw: its spread holds the noise of the data too.
+        New data, one value per draw. Its spread includes the noise of the data.
     """
 
     mean: Floats
@@ -50,23 +51,24 @@ class Prediction:
 
 
 class StatisticalModel(ABC):
-    """A likelihood that knows its data.
+    """A likelihood together with its data.
 
-    A model gives its default ``prior``, its ``data``, the log-likelihood of rows (`terms`), and how to predict; the rest follows. Parameters
-    are in the structure of the prior, one point or many along a first axis, or side by side in one array, in the order of `names`.
+    A model implements its default ``prior``, its ``data``, the log-likelihood of rows (`terms`),
+    and `predict`; the rest follows. Parameters have the structure of the prior, for one point or
+    for many along a first axis. They may also be one array, in the order of `names`.
     """
 
-    names: tuple[str, ...]  # one for every number among the parameters
+    names: tuple[str, ...]  # one per number among the parameters
 
     @property
     @abstractmethod
     def prior(self) -> Any:
-        """A prior that suits the units of the data; `fit` takes another."""
+        """The default prior, which suits the units of the data; `fit` accepts another."""
 
     @property
     @abstractmethod
     def data(self) -> tuple[Floats, ...]:
-        """What `rows` is given a part of: arrays with one common number of rows."""
+        """Arrays with a common number of rows; `rows` gets a part of them."""
 
     @abstractmethod
     def terms(self, flat: Floats, *data: Floats) -> Floats:
@@ -77,7 +79,7 @@ class StatisticalModel(ABC):
         """Predict new rows."""
 
     def log_likelihood(self, params: Any) -> Any:
-        """Log-likelihood of one point, a number, or of many, (S,)."""
+        """Log-likelihood: a number for one point, (S,) for many."""
         return self.rows(params, self.data)
 
     def log_likelihood_terms(self, params: Any) -> Floats:
@@ -87,20 +89,23 @@ class StatisticalModel(ABC):
         return terms[0] if is_one else terms
 
     def rows(self, params: Any, batch: tuple[Floats, ...]) -> Any:
-        """Log-likelihood of a batch of the rows of `data`: ``qbvi.fit(model.rows, prior, data=model.data, batch_size=64, vectorized=True)``."""
+        """Log-likelihood of a batch of the rows of `data`.
+
+        For ``qbvi.fit(model.rows, prior, data=model.data, batch_size=64, vectorized=True)``.
+        """
         flat, is_one = self._laid_out(params)
         total = self.terms(flat, *batch).sum(axis=-1)
         return float(total[0]) if is_one else total
 
     def fit(self, prior: Any = None, *, batch_size: int | None = None, **options: Any) -> Fit:
-        """`qbvi.fit` of this model: ``options`` are those of that function.
+        """Fit this model with `qbvi.fit`, which also takes ``options``.
 
         Parameters
         ----------
         prior
-            In place of the model's own: a dict by name, or one distribution over all of `names`.
+            Replaces the model's own prior: a dict by name, or one distribution over all of `names`.
         batch_size
-            Rows of a mini-batch; all rows by default.
+            Number of rows of a mini-batch. By default all rows.
         """
         chosen = self.prior if prior is None else prior
         if batch_size is None:
@@ -108,7 +113,7 @@ class StatisticalModel(ABC):
         return fit(self.rows, chosen, vectorized=True, data=self.data, batch_size=batch_size, **options)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
-        """The maximum of the likelihood with its asymptotic covariance."""
+        """The maximum of the likelihood, with its asymptotic covariance."""
         found = maximum_likelihood(self.log_likelihood, self.prior, vectorized=True, init=init)
         return replace(found, labels=self.names)
 
@@ -117,15 +122,15 @@ class StatisticalModel(ABC):
         return f"{type(self).__name__}({rows} rows; parameters {', '.join(self.names[:8])}{' ...' if len(self.names) > 8 else ''})"
 
     def _flat(self, params: Mapping[str, Any]) -> Floats:
-        """Parameters by name laid side by side: (p,) or (S, p)."""
+        """Named parameters side by side: (p,) or (S, p)."""
         missing = [name for name in self.names if name not in params]
         if missing or len(params) != len(self.names):
-            msg = f"`params` must go by the names {', '.join(self.names)}, got {', '.join(map(str, params))}"
+            msg = f"`params` must have the names {', '.join(self.names)}, got {', '.join(map(str, params))}"
             raise ValueError(msg)
         return np.stack([np.asarray(params[name], dtype=np.float64) for name in self.names], axis=-1)
 
     def _laid_out(self, params: Any) -> tuple[Floats, bool]:
-        """Parameters as (S, p), and whether they were one point only."""
+        """Parameters as (S, p), and whether they were one point."""
         flat = self._flat(params) if is_named(params) else np.asarray(params, dtype=np.float64)
         if flat.ndim not in (1, 2) or flat.shape[-1] != len(self.names):
             msg = f"`params` must have {len(self.names)} numbers for each point, {', '.join(self.names[:4])} ..., got shape {flat.shape}"
@@ -133,7 +138,7 @@ class StatisticalModel(ABC):
         return np.atleast_2d(flat), flat.ndim == 1
 
     def _draws(self, posterior: Any, n_draws: int, seed: int) -> Floats:
-        """Parameters (S, p) from a fit, from chains, from an estimate, or from draws as they are."""
+        """Parameters (S, p) from a fit, from chains, from an estimate, or from given draws."""
         if isinstance(posterior, Fit):
             posterior = posterior.sample(n_draws, seed)
         elif isinstance(posterior, MaximumLikelihood):

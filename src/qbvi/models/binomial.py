@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 class Binomial(LinearPredictor):
-    r"""Logistic regression of numbers of successes out of known numbers of trials.
+    r"""Logistic regression of successes out of a known number of trials.
 
     .. math:: y_i \sim \mathrm{Bin}(m_i, 1 / (1 + \exp(-\eta_i))), \qquad \eta = X \beta
 
@@ -27,11 +27,11 @@ class Binomial(LinearPredictor):
     X : array or frame (n, k)
         Covariates, without the column of ones.
     y : array (n,)
-        Successes.
+        Numbers of successes.
     trials : array (n,) or int
-        Trials.
+        Numbers of trials.
     intercept : bool
-        Whether to put a column of ones before the others.
+        Whether to add a column of ones before the others.
 
     Examples
     --------
@@ -63,26 +63,29 @@ class Binomial(LinearPredictor):
         return np.asarray(ways + y * log_expit(eta) + (trials - y) * log_expit(-eta))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
-        """Successes less those expected."""
+        """Successes less their expected number."""
         return np.asarray(data[0] - data[1] * expit(eta))
 
     def predict(
         self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, trials: Any = 1
     ) -> Prediction:
-        """Predict successes in the rows of ``X_new``, out of one trial unless told: then `mean` and `expected` are probabilities."""
+        """Predict successes in the rows of ``X_new``, by default out of one trial.
+
+        `mean` and `expected` then are probabilities.
+        """
         flat, design = self._draws(posterior, n_draws, seed), self.design_of(X_new)
         of, probability = _trials(trials, len(design)), expit(self._predictors(flat, design))
         outcomes = self._noise(seed).binomial(of.astype(np.int64), probability).astype(float)
         return Prediction(of * probability.mean(axis=0), of * probability, outcomes)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Probabilities, and one trial in each row."""
+        """Probabilities, and the outcome of one trial per row."""
         probability = expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)
 
 
 def _trials(trials: Any, n: int) -> Floats:
-    """One number of trials for each row."""
+    """One number of trials per row."""
     of = as_target(np.full(n, trials) if np.ndim(trials) == 0 else trials, n, argument="trials")
     refuse("trials", "hold whole numbers from 1", of, (of < 1) | (of % 1 != 0))
     return of

@@ -1,4 +1,4 @@
-"""Models of rows with covariates: the design matrix, its names, and prior scales that suit its units."""
+"""Models with covariates: design matrix, names, and prior scales that suit the units."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DesignModel(StatisticalModel):
     Attributes
     ----------
     design : array (n, k)
-        Covariates, after a column of ones where there is an intercept.
+        Covariates, after a column of ones if there is an intercept.
     coefficients : tuple of str
         Their names: ``intercept``, then the columns of a frame, or ``x1, x2 ...``.
     """
@@ -44,7 +44,7 @@ class DesignModel(StatisticalModel):
 
     @classmethod
     def without_data(cls, columns: Sequence[str], intercept: bool = True) -> Self:
-        """Return a model of no rows, which predicts with a posterior that was found before, such as one read from a file.
+        """Return a model without rows, to predict with an existing posterior, such as a saved one.
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class DesignModel(StatisticalModel):
 
     @property
     def prior(self) -> Any:
-        """Independent normals, wide in the units of the data; see `normal_prior`."""
+        """Independent normals that are wide in the units of the data; see `normal_prior`."""
         return self.normal_prior()
 
     @abstractmethod
@@ -76,34 +76,40 @@ class DesignModel(StatisticalModel):
         Parameters
         ----------
         scale
-            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default 2.5 for the effect of one standard deviation of
-            each covariate, so that units and origin of the columns play no part.
+            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default the
+            effect of one standard deviation of each covariate has a standard deviation of 2.5, so
+            that units and origin of the columns do not matter.
         """
 
     def gradient(self, params: Any) -> Any:
-        """Gradient of `log_likelihood` by the parameters, in their structure; for `qbvi.baselines.CGVB` with ``vectorized=True``."""
+        """Gradient of `log_likelihood` by the parameters, in their structure.
+
+        For `qbvi.baselines.CGVB` with ``vectorized=True``.
+        """
         flat, is_one = self._laid_out(params)
         by_flat = self._gradient(flat)
         by_flat = by_flat[0] if is_one else by_flat
         return self._structured(by_flat, params) if is_named(params) else by_flat
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict the rows of ``X_new``, or those of the data.
+        """Predict the rows of ``X_new``, by default those of the data.
 
         Parameters
         ----------
         posterior
-            A `qbvi.Fit`, chains of `qbvi.baselines.mcmc`, a maximum-likelihood estimate, or draws of the parameters.
+            A `qbvi.Fit`, chains of `qbvi.baselines.mcmc`, a maximum-likelihood estimate, or draws
+            of the parameters.
         X_new
-            Covariates without the intercept: a frame with the names of ``X``, or an array with its columns.
+            Covariates without the intercept: a frame with the column names of ``X``, or an array
+            with its columns.
         n_draws, seed
-            Draws from a fit, and the seed for them and for new data.
+            Number of draws from a fit, and the seed for them and for new data.
         """
         flat = self._draws(posterior, n_draws, seed)
         return self._prediction(flat, self.design_of(X_new), self._noise(seed))
 
     def design_of(self, X_new: Any = None) -> Floats:
-        """Design matrix of new rows, covariates as in `predict`, or that of the data."""
+        """Design matrix of new rows, with covariates as in `predict`; by default of the data."""
         return self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
@@ -112,7 +118,7 @@ class DesignModel(StatisticalModel):
         self.coefficients = (("intercept",) if intercept else ()) + columns.names
 
     def _noise(self, seed: int) -> np.random.Generator:
-        """Where new data come from: not from where the draws of the parameters do."""
+        """Generator of new data, independent of the draws of the parameters."""
         return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
     @abstractmethod
@@ -124,11 +130,11 @@ class DesignModel(StatisticalModel):
         """Means and new data for the rows of a design, given draws of the parameters (S, p)."""
 
     def _scale_of_target(self) -> tuple[float, float]:
-        """Centre and unit of the predictor, as far as the target gives them away."""
+        """Centre and unit of the predictor, estimated from the target where possible."""
         return 0.0, 1.0
 
     def _coefficient_priors(self, scale: float | None) -> list[Normal]:
-        """One prior for each of the coefficients, as `normal_prior` says."""
+        """One prior per coefficient; see `normal_prior`."""
         if scale is not None:
             return [Normal(0.0, scale) for _ in self.coefficients]
         if not len(self.design):
@@ -141,12 +147,12 @@ class DesignModel(StatisticalModel):
         priors = [Normal(0.0, float(s)) for s in scales]
         if not self.intercept:
             return priors
-        # Moving the origin of the columns moves the intercept by as much as their effects may amount to.
+        # The intercept absorbs the columns' origin, so its scale includes their effects there.
         reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * columns.mean(axis=0)) ** 2)))
         return [Normal(centre, reach), *priors]
 
     def _structured(self, flat: Floats, like: Mapping[str, Any]) -> dict[str, Floats]:
-        """Numbers side by side as a dict of the same structure as ``like``."""
+        """Numbers side by side as a dict with the structure of ``like``."""
         return {name: flat[..., j] for j, name in enumerate(self.names)}
 
 

@@ -1,4 +1,4 @@
-"""GARCH(1,1): a variance that remembers (Bollerslev, 1986), in the paper's unconstrained coordinates."""
+"""GARCH(1,1) (Bollerslev, 1986), in the paper's unconstrained coordinates."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ Floats = NDArray[np.float64]
 class GARCH(StatisticalModel):
     r"""GARCH(1,1) with Gaussian returns of mean zero.
 
-    .. math:: r_t \sim N(0, \sigma_t^2), \qquad \sigma_t^2 = \omega + \alpha r_{t-1}^2 + \beta \sigma_{t-1}^2
+    .. math::
+        r_t \sim N(0, \sigma_t^2), \qquad
+        \sigma_t^2 = \omega + \alpha r_{t-1}^2 + \beta \sigma_{t-1}^2
 
-    The prior is Gaussian on the paper's unconstrained scale (Table par_GARCH), with the logistic function f:
+    The prior is Gaussian on the paper's unconstrained scale (Table par_GARCH). With the logistic
+    function f,
 
-    .. math:: \omega = f(\psi_\omega), \quad \alpha = f(\psi_\alpha) (1 - f(\psi_\beta)), \quad \beta = f(\psi_\alpha) f(\psi_\beta)
+    .. math::
+        \omega = f(\psi_\omega), \quad \alpha = f(\psi_\alpha) (1 - f(\psi_\beta)), \quad
+        \beta = f(\psi_\alpha) f(\psi_\beta)
 
-    so :math:`\alpha + \beta < 1` always. ``fit.mean`` is of (omega, alpha, beta), ``fit.unconstrained`` of the three psi.
+    so :math:`\alpha + \beta < 1` always. ``fit.mean`` refers to (omega, alpha, beta),
+    ``fit.unconstrained`` to the three psi.
 
     Parameters
     ----------
     returns : array (T,)
-        Returns, oldest first, their mean removed. As omega lies below one, give them as decimals or in percent, not in basis points.
+        Returns, oldest first, with their mean removed. Omega is below one, so give them as decimals
+        or in percent, not in basis points.
     first_variance : float, optional
-        Variance of the first return; by default the mean square of all.
+        Variance of the first return. By default the mean square of all returns.
 
     Examples
     --------
@@ -63,17 +70,21 @@ class GARCH(StatisticalModel):
 
     @property
     def prior(self) -> Transformed:
-        """Independent normals for the three psi: omega about a tenth of the returns' variance, alpha + beta and beta's share of it about 0.88."""
+        """Independent normals for the three psi.
+
+        The medians are about a tenth of the returns' variance for omega, and 0.88 for both
+        alpha + beta and beta / (alpha + beta).
+        """
         omega = float(logit(min(0.1 * float(np.mean(self.returns**2)), 0.5)))
         return Transformed(Normal(np.array([omega, 2.0, 2.0]), np.array([2.0, 1.5, 1.5])), _STATIONARY)
 
     def normal_prior(self, scale: float) -> Transformed:
-        """Independent normals around zero for the three psi; ``normal_prior(5**0.5)`` is the paper's."""
+        """Independent normals around zero for the three psi; the paper's scale is ``5**0.5``."""
         return Transformed(Normal(0.0, scale, shape=3), _STATIONARY)
 
     @property
     def data(self) -> tuple[Floats, ...]:
-        """The returns; they depend on each other, so there are no mini-batches."""
+        """The returns; each depends on those before it, so there are no mini-batches."""
         return (self.returns,)
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
@@ -82,36 +93,39 @@ class GARCH(StatisticalModel):
             msg = f"GARCH needs all {len(self.returns)} returns in order, got {len(data[0])}: leave `batch_size` out"
             raise ValueError(msg)
         variance = self._variances(flat, data[0])[:, :-1]
-        with np.errstate(invalid="ignore", divide="ignore"):  # parameters outside of their domain: NaN
+        with np.errstate(invalid="ignore", divide="ignore"):  # parameters outside their domain: NaN
             return np.asarray(-0.5 * (data[0] ** 2 / variance + np.log(2 * np.pi * variance)))
 
     def variances(self, params: Any) -> Floats:
-        """Conditional variances of the returns, and of the one after the last: (T + 1,) at one point, (S, T + 1) at many."""
+        """Conditional variances of the returns, and of the one after the last.
+
+        (T + 1,) for one point, (S, T + 1) for many.
+        """
         flat, is_one = self._laid_out(params)
         variance = self._variances(flat, self.returns)
         return variance[0] if is_one else variance
 
     def fit(self, prior: Any = None, *, batch_size: int | None = None, **options: Any) -> Fit:
-        """`qbvi.fit` of this model; a batch size is refused."""
+        """Fit this model with `qbvi.fit`; a batch size is refused."""
         if batch_size is not None:
             msg = f"`batch_size` must be left out, got {batch_size}: every variance needs all returns before it"
             raise ValueError(msg)
         return super().fit(prior, **options)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict variances one step ahead: of the returns of the data, or of later ones.
+        """Predict variances one step ahead, for the returns of the data or for later ones.
 
         Parameters
         ----------
         posterior, n_draws, seed
             As in the other models.
         X_new
-            Returns that follow the series, each of which is predicted from those before it.
+            Returns that follow the series; each is predicted from those before it.
 
         Returns
         -------
         Prediction
-            ``mean`` and ``expected`` are of the variance; ``outcomes`` are returns.
+            ``mean`` and ``expected`` are variances; ``outcomes`` are returns.
         """
         flat = self._draws(posterior, n_draws, seed)
         if X_new is None:
@@ -133,10 +147,11 @@ class GARCH(StatisticalModel):
 
 
 def recursion(inputs: Floats, decay: Floats) -> Floats:
-    """Solve ``x_t = decay x_{t-1} + inputs_t`` for S draws at once: inputs (T, S), decay (S,) -> (T, S).
+    """Solve ``x_t = decay x_{t-1} + inputs_t`` for S draws: inputs (T, S), decay (S,) -> (T, S).
 
-    A scan in two levels: all blocks of about root T steps side by side, then the last state of each into the next. That is 2 root T
-    array operations in place of T.
+    This is a scan in two levels. The first runs all blocks of about sqrt(T) steps side by side. The
+    second carries the last state of each block into the next. It takes 2 sqrt(T) array operations
+    instead of T.
 
     Examples
     --------
@@ -169,7 +184,7 @@ def _forward(psi: Floats) -> Floats:
 
 def _inverse(x: Floats) -> Floats:
     omega, alpha, beta = np.moveaxis(np.asarray(x, dtype=np.float64), -1, 0)
-    # log(beta / alpha) rather than a logit of their share, which rounds to one
+    # log(beta / alpha), because beta / (alpha + beta) may round to one before its logit is taken.
     return np.stack([logit(omega), logit(alpha + beta), np.log(beta / alpha)], axis=-1)
 
 

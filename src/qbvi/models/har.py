@@ -21,14 +21,17 @@ _SPANS = {"daily": 1, "weekly": 5, "monthly": 22}
 
 
 class HAR(Linear):
-    r"""Volatility of a day from the averages over the last day, week and month, with Gaussian noise.
+    r"""Volatility of a day from averages over the last day, week and month, with Gaussian noise.
 
-    .. math:: \log v_t = \beta_0 + \beta_1 \log v_{t-1} + \beta_2 \log \bar v_{t-5:t-1} + \beta_3 \log \bar v_{t-22:t-1} + \varepsilon_t
+    .. math::
+        \log v_t = \beta_0 + \beta_1 \log v_{t-1} + \beta_2 \log \bar v_{t-5:t-1}
+            + \beta_3 \log \bar v_{t-22:t-1} + \varepsilon_t
 
     Parameters
     ----------
     volatility : array (T,)
-        Realized volatility, one number a trading day, oldest first. The first 22 days only serve as regressors.
+        Realized volatility, one number per trading day, oldest first. The first 22 days serve only
+        as regressors.
     log : bool
         Whether to take logarithms of the volatility and of the averages.
 
@@ -54,19 +57,20 @@ class HAR(Linear):
 
     @classmethod
     def without_data(cls, columns: Sequence[str], intercept: bool = True) -> Self:
-        """Refuse: a day is predicted from the days before it."""
+        """Raise an error: a prediction needs the days before it."""
         msg = "HAR predicts from the last 22 days of its series: build it with HAR(volatility)"
         raise TypeError(msg)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict one day ahead, on the scale of the regression: the days of the data, or later ones.
+        """Predict one day ahead, on the scale of the regression, for the data or for later days.
 
         Parameters
         ----------
         posterior, n_draws, seed
             As in the other models.
         X_new
-            Volatility of the days that follow the series, each of which is predicted from the days before it.
+            Volatility of the days that follow the series; each is predicted from the days before
+            it.
         """
         averages = None if X_new is None else self._averages_after(self._checked(X_new, 1))[:-1]
         return super().predict(posterior, averages, n_draws=n_draws, seed=seed)
@@ -89,7 +93,10 @@ class HAR(Linear):
 
 
 def _averages(series: Floats, log: bool) -> Floats:
-    """Averages over the last day, week and month before each day from the 23rd on, and before the day after the last: (T - 21, 3)."""
+    """Averages over the last day, week and month before each day: (T - 21, 3).
+
+    The days are those from the 23rd on, and the one after the last.
+    """
     longest = max(_SPANS.values())
     windows = [sliding_window_view(series[longest - span :], span).mean(axis=1) for span in _SPANS.values()]
     averages = np.column_stack(windows)

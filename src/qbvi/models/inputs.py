@@ -1,4 +1,4 @@
-"""Data as users have them, turned into arrays of floats, or an error that says what is wrong and where."""
+"""Turn users' data into arrays of floats, or raise an error that says what is wrong and where."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Columns(NamedTuple):
 
 
 def as_columns(X: Any, *, argument: str = "X") -> Columns:
-    """Covariates with their names: those of a frame or of `Columns`, ``x1, x2 ...`` for an array.
+    """Covariates with names: those of a frame or of `Columns`, else ``x1, x2 ...``.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def as_columns(X: Any, *, argument: str = "X") -> Columns:
 
 
 def as_target(y: Any, n: int, *, argument: str = "y") -> Floats:
-    """A target with one number for each of the n rows of X."""
+    """A target with one number per row of X."""
     values = _numbers(argument, y)
     if values.shape != (n,):
         msg = f"`{argument}` must have shape ({n},), one number for each row of `X`, got {values.shape}"
@@ -65,7 +65,7 @@ def as_target(y: Any, n: int, *, argument: str = "y") -> Floats:
 
 
 def as_varying_target(y: Any, n: int) -> Floats:
-    """A target of a regression, which must not be the same in every row."""
+    """A target for regression, which must not be constant."""
     values = as_target(y, n)
     if np.ptp(values) == 0:
         msg = f"`y` must vary, got {values[0]:g} in every row"
@@ -74,7 +74,7 @@ def as_varying_target(y: Any, n: int) -> Floats:
 
 
 def as_classes(y: Any, n: int) -> tuple[tuple[Any, ...], Floats]:
-    """The labels in order, and the position of every row's label among them."""
+    """The sorted labels, and the index of each row's label."""
     labels = np.asarray(y)
     if labels.shape != (n,):
         msg = f"`y` must have shape ({n},), one label for each row of `X`, got {labels.shape}"
@@ -93,13 +93,13 @@ def as_classes(y: Any, n: int) -> tuple[tuple[Any, ...], Floats]:
 
 
 def drawn_classes(probability: Floats, rng: np.random.Generator) -> Floats:
-    """Draw a class for every row of every draw: (S, n, classes) -> (S, n), positions among the classes."""
+    """Draw a class for every row of every draw: (S, n, classes) -> (S, n), as indices."""
     below = np.cumsum(probability[..., :-1], axis=-1) < rng.random(probability.shape[:2])[..., None]
     return np.asarray(below.sum(axis=-1), dtype=np.float64)
 
 
 def as_series(series: Any, least: int, *, argument: str) -> Floats:
-    """A series in time order with at least so many entries."""
+    """A series in time order with at least ``least`` entries."""
     values = _numbers(argument, series)
     if values.ndim != 1 or len(values) < least:
         msg = f"`{argument}` must be a series of at least {least} numbers in time order, got shape {values.shape}"
@@ -124,7 +124,7 @@ def matching_columns(X: Any, names: Sequence[str]) -> Floats:
 
 
 def refuse(argument: str, rule: str, values: Floats, bad: NDArray[np.bool_]) -> None:
-    """Raise for the first bad value, with its row."""
+    """Raise an error for the first bad value, with its row."""
     if np.any(bad):
         row = int(np.argmax(bad))
         msg = f"`{argument}` must {rule}, got {values[row]:g} in row {row}"
@@ -132,7 +132,7 @@ def refuse(argument: str, rule: str, values: Floats, bad: NDArray[np.bool_]) -> 
 
 
 def _numbers(argument: str, data: Any) -> Floats:
-    """A copy as floats, without a missing value."""
+    """A copy as floats, without missing values."""
     try:
         values = np.array(data, dtype=np.float64)
     except (TypeError, ValueError) as error:

@@ -17,9 +17,11 @@ Floats = NDArray[np.float64]
 
 
 class Linear(LinearPredictor):
-    r"""Linear regression; the variance of the noise has an inverse-gamma prior.
+    r"""Linear regression; the noise variance has an inverse-gamma prior.
 
-    .. math:: y_i = \eta_i + \varepsilon_i, \quad \varepsilon_i \sim N(0, \sigma^2), \qquad \eta = X \beta
+    .. math::
+        y_i = \eta_i + \varepsilon_i, \quad \varepsilon_i \sim N(0, \sigma^2), \qquad
+        \eta = X \beta
 
     Parameters
     ----------
@@ -28,7 +30,7 @@ class Linear(LinearPredictor):
     y : array (n,)
         The target.
     intercept : bool
-        Whether to put a column of ones before the others.
+        Whether to add a column of ones before the others.
 
     Examples
     --------
@@ -58,13 +60,16 @@ class Linear(LinearPredictor):
         return self.design, self.y
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
-        """Independent normals for the coefficients; for the variance an inverse gamma worth two rows whose noise has a twentieth of the target's variance."""
+        """Independent normals for the coefficients, and an inverse gamma for the variance.
+
+        The inverse gamma has the weight of two rows with a twentieth of the target's variance.
+        """
         return super().normal_prior(scale) | {"sigma2": InverseGamma(1.0, 0.05 * float(self.y.var()))}
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log normal densities, given the target and the variance (S, 1)."""
         y, sigma2 = data
-        with np.errstate(invalid="ignore", divide="ignore"):  # a variance of zero or below has no density: NaN
+        with np.errstate(invalid="ignore", divide="ignore"):  # no density for a variance <= 0: NaN
             return np.asarray(-0.5 * ((y - eta) ** 2 / sigma2 + np.log(2 * np.pi * sigma2)))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
@@ -79,7 +84,7 @@ class Linear(LinearPredictor):
         return np.concatenate([super()._gradient(flat), by_variance], axis=1)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Means, and means with noise."""
+        """Means, and means plus noise."""
         return eta, eta + np.sqrt(flat[:, -1:]) * rng.standard_normal(eta.shape)
 
     def _scale_of_target(self) -> tuple[float, float]:

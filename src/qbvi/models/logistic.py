@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 class Logistic(LinearPredictor):
-    r"""Logistic regression of a target of zeros and ones.
+    r"""Logistic regression of a binary target.
 
     .. math:: P(y_i = 1) = 1 / (1 + \exp(-\eta_i)), \qquad \eta = X \beta
 
@@ -28,7 +28,7 @@ class Logistic(LinearPredictor):
     y : array (n,)
         Zeros and ones, or booleans.
     intercept : bool
-        Whether to put a column of ones before the others.
+        Whether to add a column of ones before the others.
 
     Examples
     --------
@@ -63,6 +63,6 @@ class Logistic(LinearPredictor):
         return np.asarray(data[0] - expit(eta))
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Probabilities, and one trial in each row."""
+        """Probabilities, and the outcome of one trial per row."""
         probability = expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)

@@ -19,30 +19,33 @@ Floats = NDArray[np.float64]
 
 
 class MultinomialLogistic(DesignModel):
-    r"""Logistic regression of a target of several classes; the first class is the one that the others are compared with.
+    r"""Logistic regression of a target with several classes; the first is the reference class.
 
-    .. math:: P(y_i = c) = \exp(\eta_{ic}) / \sum_k \exp(\eta_{ik}), \qquad \eta_{ic} = x_i' \beta_c, \quad \beta_1 = 0
+    .. math::
+        P(y_i = c) = \exp(\eta_{ic}) / \sum_k \exp(\eta_{ik}), \qquad
+        \eta_{ic} = x_i' \beta_c, \quad \beta_1 = 0
 
     Parameters
     ----------
     X : array or frame (n, k)
         Covariates, without the column of ones.
     y : array (n,)
-        Labels of any kind that can be sorted.
+        Labels of any sortable kind.
     intercept : bool
-        Whether to put a column of ones before the others.
+        Whether to add a column of ones before the others.
 
     Attributes
     ----------
     classes : tuple
-        The labels in order. ``outcomes`` of a prediction are positions among them.
+        The sorted labels. The ``outcomes`` of a prediction are indices of them.
 
     Examples
     --------
     >>> import numpy as np, qbvi
     >>> rng = np.random.default_rng(1)
     >>> x = rng.standard_normal((300, 1))
-    >>> y = np.array(["low", "mid", "top"])[np.digitize(x[:, 0] + 0.5 * rng.standard_normal(300), [-0.5, 0.5])]
+    >>> noisy = x[:, 0] + 0.5 * rng.standard_normal(300)
+    >>> y = np.array(["low", "mid", "top"])[np.digitize(noisy, [-0.5, 0.5])]
     >>> model = qbvi.models.MultinomialLogistic(x, y)
     >>> model.names
     ('intercept[mid]', 'x1[mid]', 'intercept[top]', 'x1[top]')
@@ -57,14 +60,14 @@ class MultinomialLogistic(DesignModel):
 
     @classmethod
     def without_data(cls, columns: Sequence[str], intercept: bool = True, classes: Sequence[Any] = ()) -> Self:
-        """Return a model of no rows, which predicts with a posterior that was found before.
+        """Return a model without rows, to predict with an existing posterior.
 
         Parameters
         ----------
         columns, intercept
             As in the other models.
         classes
-            The labels in the order of the data, that of the first class first.
+            The labels in the order of the data's classes, reference class first.
 
         Examples
         --------
@@ -83,15 +86,18 @@ class MultinomialLogistic(DesignModel):
 
     @property
     def data(self) -> tuple[Floats, ...]:
-        """Design, and the position of every row's class."""
+        """Design, and the index of each row's class."""
         return self.design, self.y
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
-        """Independent normals for the coefficients of every class but the first, by name; see `qbvi.models.Logistic`."""
+        """Independent normals, by name, for the coefficients of all classes except the first.
+
+        See `qbvi.models.Logistic`.
+        """
         return dict(zip(self.names, self._coefficient_priors(scale) * (len(self.classes) - 1), strict=True))
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
-        """Log probability of every row's class: (S, p) -> (S, rows)."""
+        """Log probability of each row's class: (S, p) -> (S, rows)."""
         design, y = data
         log_probability = log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
@@ -110,7 +116,7 @@ class MultinomialLogistic(DesignModel):
         return Prediction(probability.mean(axis=0), probability, drawn_classes(probability, rng))
 
     def _predictors(self, flat: Floats, design: Floats) -> Floats:
-        """Predictors of all classes, that of the first being zero: (S, n, classes)."""
+        """Predictors of all classes, zero for the first: (S, n, classes)."""
         beta = flat.reshape(len(flat), -1, design.shape[1])
         eta = np.moveaxis(beta @ design.T, 1, 2)
         return np.concatenate([np.zeros_like(eta[:, :, :1]), eta], axis=-1)

@@ -1,4 +1,4 @@
-"""A small feed-forward network, evaluated and never differentiated: any activation will do."""
+"""A small feed-forward network without derivatives: any activation is allowed."""
 
 from __future__ import annotations
 
@@ -32,21 +32,23 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class Network(StatisticalModel):
-    """A feed-forward network as a classifier or a regression, from forward passes alone.
+    """A feed-forward network for classification or regression, from forward passes alone.
 
-    Parameters ``W1, b1, W2, b2 ...`` are the weights (inputs, outputs) and biases of the layers; a regression also has the variance ``sigma2`` of its
-    Gaussian noise. A classifier has one output for each class but the first, whose output is zero.
+    The parameters ``W1, b1, W2, b2 ...`` are weights (inputs, outputs) and biases of the layers. A
+    regression also has the variance ``sigma2`` of its Gaussian noise. A classifier has one output
+    per class except the first, whose output is zero.
 
     Parameters
     ----------
     X : array or frame (n, k)
-        Covariates. They are standardised inside, new rows by the same numbers.
+        Covariates. The network standardises them, and new rows by the same means and scales.
     y : array (n,)
         Labels, or numbers for a regression.
     hidden : sequence of int
         Widths of the hidden layers.
     activation : str or callable
-        ``"tanh"``, ``"relu"``, ``"sigmoid"``, ``"step"`` (0 or 1), ``"sign"``, ``"identity"``, or any function of an array, smooth or not.
+        ``"tanh"``, ``"relu"``, ``"sigmoid"``, ``"step"`` (0 or 1), ``"sign"``, ``"identity"``, or
+        any function of an array, smooth or not.
     task : str
         ``"classification"`` or ``"regression"``.
 
@@ -90,7 +92,10 @@ class Network(StatisticalModel):
 
     @property
     def prior(self) -> dict[str, Any]:
-        """Normals that keep outputs of every layer at the scale of a few units; for a regression, in the units of the target."""
+        """Normals that keep the outputs of each layer at the scale of a few units.
+
+        For a regression, the last layer has the units of the target.
+        """
         priors: dict[str, Any] = {}
         last = len(self.hidden) + 1
         for layer in range(1, last + 1):
@@ -102,7 +107,7 @@ class Network(StatisticalModel):
 
     @property
     def data(self) -> tuple[Floats, ...]:
-        """Standardised inputs; classes by position, or the target."""
+        """Standardised inputs, and the target or the indices of the classes."""
         return self._inputs, self.y
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
@@ -112,11 +117,11 @@ class Network(StatisticalModel):
         if self._classifies:
             return np.asarray(log_softmax(output, axis=-1)[:, np.arange(len(y)), y.astype(int)])
         sigma2 = flat[:, -1:]
-        with np.errstate(invalid="ignore", divide="ignore"):  # a variance of zero or below has no density: NaN
+        with np.errstate(invalid="ignore", divide="ignore"):  # no density for a variance <= 0: NaN
             return np.asarray(-0.5 * ((y - output[:, :, 0]) ** 2 / sigma2 + np.log(2 * np.pi * sigma2)))
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict the rows of ``X_new``, or those of the data; see `qbvi.models.Logistic`."""
+        """Predict the rows of ``X_new``, by default the data; see `qbvi.models.Logistic`."""
         flat = self._draws(posterior, n_draws, seed)
         inputs = self._inputs if X_new is None else self._standardised(matching_columns(X_new, self.columns))
         output = self._forward(flat, inputs)
@@ -129,7 +134,10 @@ class Network(StatisticalModel):
         return Prediction(mean.mean(axis=0), mean, mean + noise)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
-        """Refused: hidden units can be exchanged, so a network has no single maximum and, with steps, no slope."""
+        """Raise an error: a network has no single maximum, and with steps no gradient.
+
+        Exchanging hidden units leaves the likelihood unchanged.
+        """
         msg = (
             "a network has no maximum-likelihood estimate with a covariance: exchanging two hidden units gives the same "
             "likelihood; use model.fit()"
@@ -152,7 +160,10 @@ class Network(StatisticalModel):
         return shapes if self._classifies else shapes | {"sigma2": ()}
 
     def _forward(self, flat: Floats, inputs: Floats) -> Floats:
-        """Outputs of the last layer, for a classifier after a zero for the first class: (S, rows, outputs)."""
+        """Outputs of the last layer: (S, rows, outputs).
+
+        For a classifier, a zero for the first class comes before them.
+        """
         parts = self._parts(flat)
         x: Floats = inputs[None]
         for layer in range(1, len(self.hidden) + 1):
@@ -169,7 +180,7 @@ class Network(StatisticalModel):
 
     def _flat(self, params: Mapping[str, Any]) -> Floats:
         if set(params) != set(self._shapes):
-            msg = f"`params` must go by the names {', '.join(self._shapes)}, got {', '.join(map(str, params))}"
+            msg = f"`params` must have the names {', '.join(self._shapes)}, got {', '.join(map(str, params))}"
             raise ValueError(msg)
         arrays = {name: np.asarray(params[name], dtype=np.float64) for name in self._shapes}
         lead = arrays["b1"].shape[:-1]

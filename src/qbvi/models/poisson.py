@@ -16,11 +16,11 @@ __all__ = ["Poisson"]
 
 Floats = NDArray[np.float64]
 
-_LARGEST_RATE = 1e18  # of new data: beyond, the generator has no Poisson numbers
+_LARGEST_RATE = 1e18  # of new data; the generator has no Poisson numbers beyond it
 
 
 class Poisson(LinearPredictor):
-    r"""Poisson regression with the logarithm as its link.
+    r"""Poisson regression with a log link.
 
     .. math:: y_i \sim \mathrm{Poisson}(e_i \exp(\eta_i)), \qquad \eta = X \beta
 
@@ -31,9 +31,9 @@ class Poisson(LinearPredictor):
     y : array (n,)
         Counts.
     exposure : array (n,) or float
-        Time or population at risk :math:`e_i`, one by default.
+        Time or population at risk :math:`e_i`. By default one.
     intercept : bool
-        Whether to put a column of ones before the others.
+        Whether to add a column of ones before the others.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Poisson(LinearPredictor):
         return self.design, self.y, self.exposure
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
-        """Log Poisson probabilities; minus infinity where the rate overflows."""
+        """Log Poisson probabilities; minus infinity if the rate overflows."""
         y, exposure = data
         log_rate = eta + np.log(exposure)
         with np.errstate(over="ignore"):
@@ -72,14 +72,14 @@ class Poisson(LinearPredictor):
     def predict(
         self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, exposure: Any = 1.0
     ) -> Prediction:
-        """Predict counts for the rows of ``X_new``, at an exposure of one unless told."""
+        """Predict counts for the rows of ``X_new``, by default for an exposure of one."""
         flat, design = self._draws(posterior, n_draws, seed), self.design_of(X_new)
         eta = self._predictors(flat, design) + np.log(_exposures(exposure, len(design)))
         expected, outcomes = self.predicted(flat, eta, self._noise(seed))
         return Prediction(expected.mean(axis=0), expected, outcomes)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Rates, and counts."""
+        """Rates and counts."""
         rate = np.exp(eta)
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
 
@@ -88,7 +88,7 @@ class Poisson(LinearPredictor):
 
 
 def _exposures(exposure: Any, n: int) -> Floats:
-    """One exposure for each row."""
+    """One exposure per row."""
     exposures = as_target(np.full(n, exposure) if np.ndim(exposure) == 0 else exposure, n, argument="exposure")
     refuse("exposure", "be positive", exposures, exposures <= 0)
     return exposures

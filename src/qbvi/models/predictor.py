@@ -1,4 +1,4 @@
-"""Models of a target through one linear predictor: what a generalised linear model gives, and what it receives."""
+"""Models with one linear predictor: what a generalised linear model implements and inherits."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Floats = NDArray[np.float64]
 class LinearPredictor(DesignModel):
     """A model of rows through ``eta = design @ coefficients``.
 
-    A subclass gives the log-likelihood of a row as a function of ``eta``, its slope, the mean, and new data. Parameters beyond the coefficients, as
-    columns (S, 1), come after the data.
+    A subclass implements the log-likelihood of a row as a function of ``eta``, its derivative, the
+    mean, and new data. Parameters other than the coefficients follow the data, as columns (S, 1).
     """
 
-    further_names: tuple[str, ...] = ()  # of the parameters beyond the coefficients
+    further_names: tuple[str, ...] = ()  # names of the parameters other than the coefficients
 
     @abstractmethod
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
@@ -37,7 +37,7 @@ class LinearPredictor(DesignModel):
 
     @abstractmethod
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """Means and new data, given draws of the parameters (S, p) and the predictors (S, n): both (S, n)."""
+        """Means and new data, both (S, n), from parameters (S, p) and predictors (S, n)."""
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
         """Independent normals for the coefficients, by name.
@@ -45,8 +45,9 @@ class LinearPredictor(DesignModel):
         Parameters
         ----------
         scale
-            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default 2.5 for the effect of one standard deviation of
-            each covariate, so that units and origin of the columns play no part.
+            Their common standard deviation, around zero; ``5**0.5`` is the paper's. By default the
+            effect of one standard deviation of each covariate has a standard deviation of 2.5, so
+            that units and origin of the columns do not matter.
         """
         return dict(zip(self.coefficients, self._coefficient_priors(scale), strict=True))
 
@@ -74,7 +75,7 @@ class LinearPredictor(DesignModel):
         return [flat[:, [j]] for j in range(len(self.coefficients), flat.shape[1])]
 
     def _flat(self, params: Mapping[str, Any]) -> Floats:
-        """Also takes all coefficients as one vector named ``beta``, for a joint prior."""
+        """Also accepts all coefficients as one vector named ``beta``, for a joint prior."""
         others = self.names[len(self.coefficients) :]
         if not self._is_joint(params) or set(params) != {"beta", *others}:
             return super()._flat(params)

@@ -1,4 +1,4 @@
-"""Fits from tables: files with columns, the models they are fitted with, and what is kept of a fit to predict with."""
+"""Fits from tables: files of columns, the models for them, and recipes to predict with later."""
 
 from qbvi.cli.tabular.posterior import POSTERIOR, SavedPosterior, read_posterior, save_posterior
 from qbvi.cli.tabular.recipe import Recipe, Spread

@@ -1,4 +1,4 @@
-"""From options and a table to a recipe: which columns explain, on which scale, and what was left out."""
+"""Choose a recipe from options and a table: the columns, their scale, and what to leave out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RESERVED = {"linear": ("sigma2",)}
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the options of ``qbvi fit`` ask of the model; None and False stand for options that were not given."""
+    """Options of ``qbvi fit`` about the model; None and False mean that an option is not given."""
 
     model: str
     target: str
@@ -37,7 +37,7 @@ class Wishes:
 
 
 class Choice(NamedTuple):
-    """A recipe, what the reader should know of it, and the rows it is for."""
+    """A recipe, notes for the reader, and the rows to fit."""
 
     recipe: Recipe
     notes: tuple[str, ...]
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
 
 
 def choose(wishes: Wishes, table: Table, drop_missing: bool = False) -> Choice:
-    r"""Settle which columns of a table are used and how.
+    r"""Decide which columns of a table to use, and how.
 
     Examples
     --------
@@ -57,7 +57,7 @@ def choose(wishes: Wishes, table: Table, drop_missing: bool = False) -> Choice:
     ...     table = read_table(file.name)
     >>> choice = choose(Wishes("logistic", "y"), table)
     >>> choice.recipe.title, choice.notes
-    ('Logistic regression of y on age', ("left out: city ('Rome' in row 1 is no number)",))
+    ('Logistic regression of y on age', ("left out: city ('Rome' in row 1 is not a number)",))
     """
     _refuse_foreign_options(wishes)
     table.require([wishes.target])
@@ -102,13 +102,13 @@ def _series(wishes: Wishes, table: Table, drop_missing: bool) -> Choice:
     recipe = replace(recipe, series=tuple(recipe.days(table).tolist()))
     error = float(values.std()) / np.sqrt(len(values))
     if wishes.model == "garch" and not wishes.demean and abs(mean) > 3 * error:
-        note = f"the returns have a mean of {mean:.3g} ± {error:.1g}, but the model says zero: --demean takes it off"
+        note = f"the returns have a mean of {mean:.3g} ± {error:.1g}, but the model says zero: --demean subtracts it"
         return Choice(recipe, (*dropped, note), table)
     return Choice(recipe, dropped, table)
 
 
 def _refuse_foreign_options(wishes: Wishes) -> None:
-    """Options that would say nothing to this model."""
+    """Refuse options that do not apply to the model."""
     is_regression = wishes.model in REGRESSIONS
     weights = REGRESSIONS[wishes.model].weight_kinds if is_regression else ()
     allowed = {"features", "no_intercept", "standardise", *weights} if is_regression else set()
@@ -116,7 +116,7 @@ def _refuse_foreign_options(wishes: Wishes) -> None:
     names = ("features", "no_intercept", "standardise", "trials", "exposure", "offset", "no_log", "demean")
     foreign = [name for name in names if getattr(wishes, name) and name not in allowed]
     if foreign:
-        msg = f"--{foreign[0].replace('_', '-')} is no option of --model {wishes.model}"
+        msg = f"--{foreign[0].replace('_', '-')} is not an option of --model {wishes.model}"
         raise TableError(msg)
 
 
@@ -134,39 +134,39 @@ def _weight(wishes: Wishes) -> tuple[str, str]:
 
 
 def _named_features(words: str, table: Table, taken: Sequence[str]) -> tuple[str, ...]:
-    """Columns by name, separated by commas; a name with a comma goes in quotes."""
+    """Columns by name, separated by commas; a name that contains a comma is quoted."""
     names = [name.strip() for name in next(csv.reader([words], skipinitialspace=True), [])]
     if not all(names) or not names:
-        msg = f"--features must be names of columns with commas between them, got {words!r}"
+        msg = f"--features must be column names separated by commas, got {words!r}"
         raise TableError(msg)
     table.require(names)
     for name in names:
         if name in taken or names.count(name) > 1:
-            why = "is used already" if name in taken else "stands there twice"
-            msg = f"--features must name each column once and neither target nor trials nor exposure: {name!r} {why}"
+            why = "is used already" if name in taken else "is listed twice"
+            msg = f"--features must name each column once, and not the target, trials or exposure: {name!r} {why}"
             raise TableError(msg)
     return tuple(names)
 
 
 def _all_features(table: Table, taken: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """All other columns of numbers, and a note of those left out."""
+    """All other numeric columns, and a note on those left out."""
     others = [name for name in table.names if name not in taken]
     reasons = {name: _why_not(table, name) for name in others}
     features = tuple(name for name in others if not reasons[name])
     left_out = [f"{name} ({why})" for name, why in reasons.items() if why]
     if not features:
         told = f"; left out: {', '.join(left_out)}" if left_out else ""
-        msg = f"{table.path}: no column of numbers beside {', '.join(map(repr, taken))} to explain it with{told}"
+        msg = f"{table.path}: no numeric column beside {', '.join(map(repr, taken))} to explain it with{told}"
         raise TableError(msg)
     return features, (f"left out: {', '.join(left_out)}",) if left_out else ()
 
 
 def _why_not(table: Table, name: str) -> str:
     if not name or name.startswith("Unnamed: "):
-        return "no name: numbers of rows?"
+        return "no name: row numbers?"
     offender = table.not_a_number(name)
     if offender is not None:
-        return f"{offender} is no number" if " in row " in offender else offender
+        return f"{offender} is not a number" if " in row " in offender else offender
     if table.frame[name].isna().all():
         return "empty"
     return "the same in every row" if table.frame[name].nunique(dropna=False) == 1 else ""
@@ -181,7 +181,7 @@ def _kept(table: Table, columns: Sequence[str], drop_missing: bool) -> tuple[Tab
 
 
 def _refuse_names(recipe: RegressionRecipe, table: Table) -> None:
-    """Columns that are called what a parameter is called."""
+    """Refuse columns with the name of a parameter."""
     reserved = (("intercept",) if recipe.intercept else ()) + _RESERVED.get(recipe.model, ())
     taken = [name for name in recipe.features if name in reserved]
     if taken:

@@ -1,4 +1,4 @@
-"""The file of a fit from a table: the posterior, and its recipe as JSON beside it. Nothing in it is code."""
+"""The file of a fit from a table: the posterior, and its recipe as JSON. It contains no code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _RECIPES: dict[str, type[Recipe]] = {"regression": RegressionRecipe, "series": S
 
 @dataclass(frozen=True, eq=False)
 class SavedPosterior:
-    """A posterior, and what it is of.
+    """A posterior with its recipe and its scores.
 
     Attributes
     ----------
@@ -34,9 +34,10 @@ class SavedPosterior:
     data : str
         Name of the file of the table.
     n_rows : int
-        Rows of it that the fit has used.
+        Number of its rows used by the fit.
     scores : dict
-        How well the rows of the fit (``"train"``) and those kept from it (``"test"``) are predicted.
+        Quality of predictions for the rows of the fit (``"train"``) and for held-out rows
+        (``"test"``).
     """
 
     fit: Fit
@@ -47,19 +48,19 @@ class SavedPosterior:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The names of the entries of the posterior, by its own labels."""
+        """Names of the entries, by the posterior's own labels."""
         names = self.fit.labels if self.recipe is None else self.recipe.bare().names
         return dict(zip(self.fit.labels, names, strict=True))
 
     def summary(self, interval: float = 0.95) -> Summary:
-        """The table of the posterior, entries by their names."""
+        """The table of the posterior, with entries under their names."""
         table, names = self.fit.summary(interval), self.labels
         rows = tuple(row._replace(parameter=names[row.parameter]) for row in table)
         return Summary(rows, interval, table.header, table.notes)
 
 
 def save_posterior(posterior: SavedPosterior, path: str) -> None:
-    """Write posterior and recipe to one file, which `qbvi.load` reads as well."""
+    """Write posterior and recipe to one file, which `qbvi.load` can read too."""
     if posterior.recipe is None:
         msg = "`posterior` must have a recipe to be saved with, got None; Fit.save saves a posterior alone"
         raise ValueError(msg)
@@ -69,7 +70,7 @@ def save_posterior(posterior: SavedPosterior, path: str) -> None:
 
 
 def read_posterior(path: str) -> SavedPosterior:
-    """Read a file that `save_posterior`, or `qbvi.Fit.save`, wrote; of a folder, the one that ``qbvi fit`` put there."""
+    """Read a file of `save_posterior` or `qbvi.Fit.save`; in a folder, that of ``qbvi fit``."""
     path = str(Path(path) / POSTERIOR) if Path(path).is_dir() else path
     try:
         facts = read_facts(path)
@@ -81,13 +82,13 @@ def read_posterior(path: str) -> SavedPosterior:
     try:
         return _rebuilt(path, facts[_KEY])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        msg = f"{path}: what it says of its model does not fit together ({error}); it may be damaged"
+        msg = f"{path}: its description of the model is inconsistent ({error}); it may be damaged"
         raise TableError(msg) from error
 
 
 def _rebuilt(path: str, facts: Mapping[str, Any]) -> SavedPosterior:
     recipe = _RECIPES[facts["kind"]].from_facts(facts["recipe"])
-    # The map of GARCH's parameters is a function, which files do not hold: the model has it.
+    # The map of GARCH's parameters is a function, which files do not hold; the model has it.
     prior = recipe.prior_of(recipe.bare()) if recipe.model == "garch" else None
     fit = load(path, prior)
     names = recipe.bare().names

@@ -1,4 +1,4 @@
-"""What a posterior from a table is of: all that has to be known beside it to predict and to judge it."""
+"""Recipes: what is needed, besides a posterior from a table, to predict and to score it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 Floats = NDArray[np.float64]
-Columns = dict[str, Any]  # of a table of predictions, each of them an array
+Columns = dict[str, Any]  # columns of a table of predictions, each an array
 Scores = dict[str, float]
 
-_CELLS = 4_000_000  # draws times rows that are held at once
+_CELLS = 4_000_000  # draws times rows held at once
 
 
 class Spread(NamedTuple):
-    """How a prediction is made from a posterior."""
+    """Settings of a prediction: draws, seed and probability of intervals."""
 
     n_draws: int = 1000
     seed: int = 0
@@ -46,16 +46,16 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """A model by name and the columns it was given.
+    """The name of a model and the columns it uses.
 
     Attributes
     ----------
     model : str
         Name of the model, as given to ``--model``.
     target : str
-        The column that is explained.
+        The column to explain.
     prior_scale : float, optional
-        Standard deviation of the normal priors; the model's own by default.
+        Standard deviation of the normal priors. By default the model's own.
     """
 
     model: str
@@ -66,7 +66,7 @@ class Recipe(ABC):
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
-        """Undo `to_facts`; a ValueError where something else stands there."""
+        """Undo `to_facts`; raises ValueError if the facts are not those of a recipe."""
         hints = get_type_hints(cls)
         words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in fields(cls)}
         if words["model"] not in cls.kinds:
@@ -75,18 +75,18 @@ class Recipe(ABC):
         return cls(**words)
 
     def to_facts(self) -> dict[str, Any]:
-        """Describe this recipe by plain data."""
+        """Describe this recipe as plain data."""
         return asdict(self)
 
     @property
     @abstractmethod
     def columns(self) -> tuple[str, ...]:
-        """What a table must have for a prediction."""
+        """Columns that a table must have for a prediction."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What is explained by what, in a line."""
+        """The model, target and features in one line."""
 
     @abstractmethod
     def trained(self, table: Table) -> StatisticalModel:
@@ -94,28 +94,28 @@ class Recipe(ABC):
 
     @abstractmethod
     def bare(self) -> StatisticalModel:
-        """The model as far as it is known without the table it was fitted to."""
+        """The model without the table it was fitted to."""
 
     @abstractmethod
     def check(self, table: Table) -> None:
-        """Refuse a table whose targets or columns are not of the kind that the model takes."""
+        """Refuse a table whose target or columns do not suit the model."""
 
     @abstractmethod
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
-        """One row for each row of the table: means, probabilities, and the ends of intervals."""
+        """One row per row of the table: means, probabilities, and interval ends."""
 
     @abstractmethod
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
-        """How well the targets of a table are predicted."""
+        """Quality of the predictions of a table's targets."""
 
     def prior_of(self, model: Any) -> Any:
-        """The prior that the model is fitted with."""
+        """The prior to fit the model with."""
         return model.prior if self.prior_scale is None else model.normal_prior(self.prior_scale)
 
 
 @contextmanager
 def named_by_column(table: Table, column: str, argument: str) -> Iterator[None]:
-    """Let errors of a model name the file, and the column where they would name an argument."""
+    """Make errors of a model name the file and the column in place of the argument."""
     try:
         yield
     except TableError:
@@ -126,7 +126,7 @@ def named_by_column(table: Table, column: str, argument: str) -> Iterator[None]:
 
 
 def portions(n: int, width: int) -> Iterator[slice]:
-    """Parts of n rows, so many that ``width`` numbers for each of them fit into the memory."""
+    """Slices of n rows, such that ``width`` numbers for each of their rows fit in memory."""
     length = max(1, _CELLS // width)
     return (slice(start, min(start + length, n)) for start in range(0, n, length))
 
@@ -138,7 +138,7 @@ def ends(draws: Floats, interval: float) -> tuple[Floats, Floats]:
 
 
 def density_of(terms: Floats) -> Floats:
-    """Log predictive density of every row, the draws being averaged over: (S, n) -> (n,)."""
+    """Log predictive density of every row, averaged over the draws: (S, n) -> (n,)."""
     return np.asarray(logsumexp(terms, axis=0) - np.log(len(terms)))
 
 
@@ -149,7 +149,7 @@ def coverage(prediction: Prediction, y: Floats, interval: float) -> Floats:
 
 
 def root_mean_square(errors: Floats) -> float:
-    """The size of errors."""
+    """Root mean square of errors."""
     return float(np.sqrt(np.mean(errors**2)))
 
 
@@ -168,7 +168,7 @@ _ITEMS: dict[Any, tuple[type, ...]] = {
 
 
 def _as(hint: Any, value: Any, name: str) -> Any:
-    """A value from a file, if it is of the type that the field has."""
+    """A value from a file, checked to have the type of its field."""
     if hint in _PLAIN and isinstance(value, _PLAIN[hint]):
         return value
     if hint in _ITEMS and isinstance(value, list) and all(isinstance(item, _ITEMS[hint]) for item in value):

@@ -40,15 +40,17 @@ class RegressionRecipe(Recipe):
     Attributes
     ----------
     features : tuple of str
-        The columns that explain, in the order of their coefficients.
+        The explanatory columns, in the order of their coefficients.
     intercept : bool
-        Whether there is one.
+        Whether the model has an intercept.
     centres, scales : tuple of float
-        What is taken off each feature, and what it is then divided by; empty where features are taken as they are.
+        Numbers subtracted from each feature, and those it is then divided by; empty if features
+        are not standardised.
     weight_kind, weight : str
-        ``"trials"``, ``"exposure"`` or ``"offset"`` (the logarithm of an exposure), and the column; empty where there is none.
+        ``"trials"``, ``"exposure"`` or ``"offset"`` (the logarithm of an exposure), and the column;
+        empty if there is none.
     classes : tuple
-        Labels of the target, the first of which the others are compared with.
+        Labels of the target; the first is the reference class.
     """
 
     features: tuple[str, ...] = ()
@@ -76,7 +78,7 @@ class RegressionRecipe(Recipe):
 
     @property
     def title(self) -> str:
-        """What is explained by what, in a line."""
+        """The model, target and features in one line."""
         weight = f", {self.weight_kind} {self.weight}" if self.weight else ""
         how = " (standardised)" if self.scales else ""
         return f"{self._kind.title} of {self.target} on {', '.join(self.features)}{how}{weight}"
@@ -95,14 +97,14 @@ class RegressionRecipe(Recipe):
         return model
 
     def check(self, table: Table) -> None:
-        """Refuse targets, features, trials or exposures that the model cannot take."""
+        """Refuse targets, features, trials or exposures that do not suit the model."""
         table.require((self.target, *self.columns))
         self._covariates(table)
         self._weights(table)
         self._kind.target(self, table)
 
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
-        """One row for each row of the table."""
+        """One row per row of the table."""
         if table is None:
             msg = f"--data is needed: a table with the columns {', '.join(self.columns)}"
             raise TableError(msg)
@@ -113,7 +115,7 @@ class RegressionRecipe(Recipe):
         return {"row": table.rows} | {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
-        """How well the targets of a table are predicted."""
+        """Quality of the predictions of a table's targets."""
         y, model = self._numbered_target(table), self.bare()
         design, flat = model.design_of(self._covariates(table).values), self._draws(fit, spread)
         density, mean, covered = [], [], []
@@ -138,7 +140,7 @@ class RegressionRecipe(Recipe):
         return Covariates(values, self.features)
 
     def _numbered_target(self, table: Table) -> Floats:
-        """The target, classes by their positions."""
+        """The target, with classes as indices."""
         y = self._kind.target(self, table)
         return np.array([self.classes.index(label) for label in y], dtype=float) if self.classes else np.asarray(y)
 
@@ -157,8 +159,8 @@ class RegressionRecipe(Recipe):
         return {"exposure": values}
 
     def _portions(self, fit: Fit, table: Table, spread: Spread) -> Iterator[tuple[slice, Prediction, Weights]]:
-        """Predictions of the rows, as many at a time as fit into the memory, all with the same draws of the parameters."""
-        model: Any = self.bare()  # whose `predict` takes its own kind of weights
+        """Predictions of the rows, in parts that fit in memory, all with the same draws."""
+        model: Any = self.bare()  # its `predict` takes its own kind of weights
         flat = self._draws(fit, spread)
         covariates, weights = self._covariates(table).values, self._weights(table)
         for part, rows in enumerate(portions(len(table), spread.n_draws * max(1, len(self.classes)))):
@@ -171,7 +173,7 @@ class RegressionRecipe(Recipe):
 
 
 class _Kind(NamedTuple):
-    """A model and what is its own about tables."""
+    """A model, with its rules for targets, predictions and scores."""
 
     title: str
     build: Any  # the class of the model
@@ -224,7 +226,10 @@ def _any_numbers(recipe: RegressionRecipe, table: Table) -> Floats:
 
 
 def _probability(recipe: RegressionRecipe, prediction: Prediction, weights: Weights, interval: float) -> Columns:
-    """Of a one; the interval says what is not known about the probability, since a single one or zero has no interval worth the name."""
+    """Probability of a one, with an interval for the probability.
+
+    A single zero or one has no useful interval.
+    """
     lower, upper = ends(prediction.expected, interval)
     return {"probability": prediction.mean, "lower": lower, "upper": upper}
 
@@ -261,7 +266,7 @@ def _share_and_outcome(recipe: RegressionRecipe, prediction: Prediction, weights
 
 
 def _two_classes(y: Floats, probability: Floats, of_intervals: Scores) -> Scores:
-    """Share of right classes and, of the ones, of those called ones and of those found; what would divide by zero is left out."""
+    """Accuracy, precision, recall and F1; those that would divide by zero are left out."""
     said = probability > 0.5
     hits, called, ones = float(np.sum(said & (y == 1))), float(said.sum()), float(y.sum())
     scores = {"accuracy": float(np.mean(said == y))}

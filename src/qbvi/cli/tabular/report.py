@@ -1,4 +1,4 @@
-"""What the commands print: tables by rich on a terminal where it is installed, plain text otherwise."""
+"""What the commands print: rich tables on a terminal if rich is installed, else plain text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qbvi.cli.tabular.recipe import Scores
 
 __all__ = ["one_line", "print_posterior", "print_table", "printable", "silence"]
 
-Cells = Sequence[Sequence[str]]  # rows of equal length, the head first
+Cells = Sequence[Sequence[str]]  # rows of equal length, the header first
 
 
 def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO | None = None) -> None:
-    """Print what was fitted, how it went, the table of parameters and the scores."""
+    """Print the model, the diagnostics, the table of parameters and the scores."""
     stream = sys.stdout if stream is None else stream
     summary = posterior.summary(interval)
     if posterior.recipe is not None:
@@ -36,7 +36,7 @@ def print_posterior(posterior: SavedPosterior, interval: float, stream: TextIO |
 
 
 def print_table(cells: Cells, stream: TextIO) -> None:
-    """Print a table: the first column to the left, the others to the right."""
+    """Print a table, with the first column left-aligned and the others right-aligned."""
     cells = [[printable(cell) for cell in row] for row in cells]
     if _draws_tables(stream):
         importlib.import_module("rich.console").Console(file=stream).print(_rich_table(cells))
@@ -45,12 +45,12 @@ def print_table(cells: Cells, stream: TextIO) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error for people at a shell."""
+    """The message of an error, in one line."""
     return printable(" ".join(str(error).split())) or type(error).__name__
 
 
 def printable(text: str) -> str:
-    r"""Keep names and notes of a file from giving orders to the terminal.
+    r"""Escape control characters, so that names and notes from a file cannot control the terminal.
 
     Examples
     --------
@@ -61,17 +61,17 @@ def printable(text: str) -> str:
 
 
 def silence(stream: TextIO) -> None:
-    """Let nothing more be written to a reader that has gone away, such as ``head``."""
+    """Discard further output to a reader that has closed the pipe, such as ``head``."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _draws_tables(stream: TextIO) -> bool:
-    """Whether there is a terminal, and rich to draw on it. What goes into a file or a pipe stays plain."""
+    """Whether the stream is a terminal and rich is installed; files and pipes get plain text."""
     return stream.isatty() and importlib.util.find_spec("rich") is not None
 
 
 def _rich_table(cells: Cells) -> Any:
-    """Cells are text, never markup: ``age[yes]`` is no style."""
+    """Build a table in which cells are text, not markup: ``age[yes]`` is not a style."""
     table = importlib.import_module("rich.table").Table(box=importlib.import_module("rich.box").SIMPLE_HEAD)
     text = importlib.import_module("rich.text").Text
     head, *body = cells

@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SeriesRecipe(Recipe):
-    """A model of a series, which is kept, since days are predicted from those before them.
+    """A model of a series; the series is stored, because days are predicted from earlier days.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class SeriesRecipe(Recipe):
     log : bool
         Whether HAR explains the logarithm of the volatility.
     centre : float
-        What was taken off the returns.
+        Number that was subtracted from the returns.
     """
 
     series: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ class SeriesRecipe(Recipe):
 
     @property
     def title(self) -> str:
-        """What is explained, in a line."""
+        """The model and its target in one line."""
         if self.model == "har":
             return f"HAR of {'the logarithm of ' if self.log else ''}{self.target}"
         return f"GARCH(1,1) of {self.target}" + (f" less its mean, {self.centre:.6g}" if self.centre else "")
@@ -68,11 +68,11 @@ class SeriesRecipe(Recipe):
             return self._model_of(self.days(table))
 
     def bare(self) -> HAR | GARCH:
-        """The model of the days that were kept."""
+        """The model of the stored days."""
         return self._model_of(np.array(self.series))
 
     def days(self, table: Table) -> Floats:
-        """The series of a table, checked, less its mean where that was taken off."""
+        """The checked series of a table, less the mean if the fit subtracted it."""
         values = table.numbers(self.target)
         if self.model == "har" and self.log:
             rule = "be positive, as its logarithm is taken (else --no-log)"
@@ -80,7 +80,7 @@ class SeriesRecipe(Recipe):
         return values - self.centre
 
     def check(self, table: Table) -> None:
-        """Refuse days that the model cannot take, and those that it has had already."""
+        """Refuse days that do not suit the model, and days that the fit already has."""
         days = self.days(table)
         common = min(len(days), len(self.series))
         if np.array_equal(days[:common], self.series[:common]):
@@ -88,7 +88,7 @@ class SeriesRecipe(Recipe):
             raise TableError(msg)
 
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
-        """One row for each of the days that follow, predicted from those before it, and one for the day after the last."""
+        """One row per day that follows, from the days before it, and one for the day after."""
         if table is not None:
             self.check(table)
         later = np.empty(0) if table is None else self.days(table)
@@ -101,7 +101,7 @@ class SeriesRecipe(Recipe):
         return {"row": row} | {name: np.concatenate([part[name] for part in shown]) for name in shown[0]}
 
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
-        """How well days are predicted from those before them: the days of the fit, or days that follow them."""
+        """Quality of one-day-ahead predictions, for the days of the fit or for later ones."""
         days, model, flat = self.days(table), self.bare(), self._draws(fit, spread)
         is_new = not np.array_equal(days, self.series)
         prediction = model.predict(flat, days if is_new else None, seed=spread.seed)
@@ -116,7 +116,7 @@ class SeriesRecipe(Recipe):
     def _model_of(self, days: Floats) -> HAR | GARCH:
         if self.model == "har":
             return HAR(days, log=self.log)
-        # the days of the fit alone say what the first variance is, whatever follows them
+        # The first variance depends only on the days of the fit, whatever follows them.
         first = float(np.mean(np.array(self.series) ** 2)) if self.series else None
         return GARCH(days, first_variance=first)
 
@@ -140,7 +140,7 @@ class SeriesRecipe(Recipe):
             return variance | {"lower": lower + self.centre, "upper": upper + self.centre}
         if not self.log:
             return {"mean": prediction.mean, "lower": lower, "upper": upper}
-        # quantiles, unlike means, go through the exponential function as they are
+        # The exponential of a quantile is a quantile; for means this does not hold.
         median = np.exp(np.median(prediction.outcomes, axis=0))
         return {"log_mean": prediction.mean, "median": median, "lower": np.exp(lower), "upper": np.exp(upper)}
 

@@ -21,12 +21,12 @@ Floats = NDArray[np.float64]
 
 _PARQUET = (".parquet", ".pq")
 _SEPARATORS = {";": "';'", "\t": r"'\t'", "|": "'|'", " ": "' '"}
-_SHOWN = 12  # names in an error
-_LONGEST = 200  # characters of what another library says
+_SHOWN = 12  # most names in an error
+_LONGEST = 200  # most characters of another library's error
 
 
 class TableError(ValueError):
-    """A file, or a column of it, is not what was asked for."""
+    """A file, or one of its columns, is not as required."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +36,11 @@ class Table:
     Attributes
     ----------
     path : str
-        As it was given: errors begin with it.
+        The path as given; errors begin with it.
     frame : pandas.DataFrame
         Its columns.
     rows : array of int
-        Number of each row among those of the file, the first of which is 1.
+        Number of each row in the file; the first is 1.
     """
 
     path: str
@@ -56,7 +56,7 @@ class Table:
         return len(self.rows)
 
     def require(self, columns: Iterable[str]) -> None:
-        """Refuse if one of these columns is not there."""
+        """Refuse the table unless it has all these columns."""
         missing = [name for name in columns if name not in self.names]
         if not missing:
             return
@@ -70,7 +70,7 @@ class Table:
         self.require([column])
         offender = self.not_a_number(column)
         if offender is not None:
-            msg = f"{self.path}: column {column!r} must hold numbers, got {offender}; make numbers or indicator columns of it first"
+            msg = f"{self.path}: column {column!r} must hold numbers, got {offender}; convert it to numbers or indicator columns first"
             raise TableError(msg)
         self.refuse_missing(column)
         values = np.asarray(self.frame[column], dtype=np.float64)
@@ -78,7 +78,7 @@ class Table:
         return values
 
     def labels(self, column: str) -> list[Any]:
-        """One column as labels of classes: whole numbers where all are, text or numbers otherwise."""
+        """One column as class labels: whole numbers if all are, else text or numbers."""
         self.require([column])
         self.refuse_missing(column)
         values = self.frame[column]
@@ -88,7 +88,7 @@ class Table:
         return [int(x) for x in numbers] if np.all(numbers % 1 == 0) else [float(x) for x in numbers]
 
     def not_a_number(self, column: str) -> str | None:
-        """Say what in a column is no number, and where; None where all are."""
+        """Say which value of a column is not a number, and where; None if all are numbers."""
         values = self.frame[column]
         if _is_numeric(values):
             return None
@@ -109,14 +109,14 @@ class Table:
             raise TableError(msg)
 
     def refuse(self, column: str, rule: str, values: Floats, bad: NDArray[np.bool_]) -> None:
-        """Refuse the first bad value, by its row."""
+        """Refuse the first bad value, naming its row."""
         if bad.any():
             at = int(np.argmax(bad))
             msg = f"{self.path}: column {column!r} must {rule}, got {values[at]:g} in row {self.rows[at]}"
             raise TableError(msg)
 
     def without_missing(self, columns: Sequence[str]) -> Table:
-        """Leave out the rows in which one of these columns is empty."""
+        """Drop the rows in which one of these columns is empty."""
         self.require(columns)
         kept = np.flatnonzero(np.asarray(self.frame[list(columns)].notna().all(axis=1)))
         if not len(kept):
@@ -125,7 +125,7 @@ class Table:
         return self.take(kept)
 
     def take(self, positions: NDArray[np.int64]) -> Table:
-        """Some of the rows."""
+        """Select rows by position."""
         return Table(self.path, self.frame.iloc[positions], self.rows[positions])
 
     def _nearest(self, name: str) -> str:
@@ -136,18 +136,19 @@ class Table:
         if len(self.names) != 1:
             return ""
         found = [shown for mark, shown in _SEPARATORS.items() if mark in self.names[0]]
-        return f"; are its columns separated otherwise? Then pass --separator {found[0]}" if found else ""
+        return f"; if its columns have another separator, pass --separator {found[0]}" if found else ""
 
 
 def read_table(path: str, separator: str = ",") -> Table:
-    r"""Read a CSV or, by the end of its name, a Parquet file.
+    r"""Read a CSV file or, if its name says so, a Parquet file.
 
     Parameters
     ----------
     path
-        A file on this machine; ``.parquet`` or ``.pq`` at the end means Parquet. CSV files have the names of the columns in their first line.
+        A local file; ``.parquet`` or ``.pq`` at the end means Parquet. The first line of a CSV
+        file holds the column names.
     separator
-        What stands between two columns of a CSV file.
+        Separator of the columns of a CSV file.
 
     Examples
     --------
@@ -159,20 +160,20 @@ def read_table(path: str, separator: str = ",") -> Table:
     >>> table.names, table.numbers("x")
     (('x', 'y'), array([1., 2.]))
     """
-    if not Path(path).is_file():  # pandas would also take addresses of the network
+    if not Path(path).is_file():  # pandas would also open network addresses
         msg = f"{path}: no such file"
         raise TableError(msg)
     frame = _parquet(path) if Path(path).suffix.lower() in _PARQUET else _csv(path, separator)
     frame.columns = [str(name) for name in frame.columns]
     if not len(frame):
-        msg = f"{path}: the file has no rows below the names of its columns"
+        msg = f"{path}: the file has no rows below the column names"
         raise TableError(msg)
     _refuse_twins(path, list(frame.columns))
     return Table(path, frame, np.arange(1, len(frame) + 1))
 
 
 def write_columns(columns: Mapping[str, Any], path: str | None, stream: Any) -> None:
-    """Write columns to a CSV or Parquet file or, without one, as CSV to a stream."""
+    """Write columns to a CSV or Parquet file; without a path, as CSV to a stream."""
     frame = _pandas().DataFrame(dict(columns))
     if path is None:
         frame.to_csv(stream, index=False)
@@ -189,16 +190,18 @@ def _csv(path: str, separator: str) -> Any:
     pandas = _pandas()
     try:
         with warnings.catch_warnings():
-            # pandas only warns when rows are longer than the first line, and takes the rest for an index
+            # If rows are longer than the first line, pandas only warns, and takes the additional
+            # cells for an index.
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             first = pandas.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
-            _refuse_twins(path, [name for name in first.iloc[0].tolist() if name])  # pandas would rename them
+            # pandas would rename columns with the same name.
+            _refuse_twins(path, [name for name in first.iloc[0].tolist() if name])
             return pandas.read_csv(path, sep=separator, index_col=False, low_memory=False)
     except pandas.errors.EmptyDataError as error:
         msg = f"{path}: the file is empty"
         raise TableError(msg) from error
     except pandas.errors.ParserWarning as error:
-        msg = f"{path}: rows have more cells than the first line has names of columns"
+        msg = f"{path}: rows have more cells than the first line has column names"
         raise TableError(msg) from error
     except (pandas.errors.ParserError, UnicodeDecodeError, OSError) as error:
         msg = f"{path}: cannot be read as CSV: {_short(error)}"
@@ -211,7 +214,7 @@ def _parquet(path: str) -> Any:
         return pandas.read_parquet(os.path.abspath(path)).reset_index(drop=True)
     except ImportError as error:
         raise ImportError(_needs("Parquet files need", "pyarrow")) from error
-    except Exception as error:  # pyarrow has a family of its own of them, which is not ours to import
+    except Exception as error:  # pyarrow has its own exceptions, which need not be importable
         msg = f"{path}: cannot be read as Parquet: {_short(error)}"
         raise TableError(msg) from error
 
@@ -243,7 +246,7 @@ def _reads_as_number(value: Any) -> bool:
 def _refuse_twins(path: str, names: Sequence[str]) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        msg = f"{path}: columns must have names of their own, got {twice[0]!r} more than once"
+        msg = f"{path}: column names must be unique, got {twice[0]!r} more than once"
         raise TableError(msg)
 
 
