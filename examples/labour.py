@@ -1,7 +1,9 @@
-"""Labour-force participation of 753 married women (Mroz, 1984): the paper's first experiment, start to end.
+"""Labour-force participation of 753 married women (Mroz, 1984): the paper's first experiment.
 
-Fits a Bayesian logistic regression from values of its log-likelihood alone, prints the posterior beside the paper's
-published column, and saves the three pictures. Needs the extra ``qbvi[demo]``; run by ``make demo``.
+Fits a Bayesian logistic regression from values of its log-likelihood alone. Prints the posterior
+beside the column that the paper published, and saves three pictures.
+
+Run: ``make demo``, or ``python examples/labour.py --out demo``. Needs the extra ``qbvi[demo]``.
 """
 
 from __future__ import annotations
