@@ -4,7 +4,7 @@ PYTHON ?= python3
 EXTRAS ?= dev
 BIN := .venv/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
@@ -26,6 +26,13 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/backends.py
+
+docs: .venv/docs  ## build the documentation site into site/; runs the examples, fails on a broken link
+	$(BIN)/mkdocs build --strict
+
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
