@@ -28,7 +28,7 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/backends.py
 
 docs: .venv/docs  ## build the documentation site into site/; runs the examples, fails on a broken link
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .venv/docs: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

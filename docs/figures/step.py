@@ -1,11 +1,11 @@
 """Draw one step of the default method: docs/images/step.png, the figure of docs/method.md.
 
-The problem is the bioassay of Racine et al. (1986, Applied Statistics 35, 93-150): deaths of animals
-at four doses, a logistic regression with two parameters. The fit stops after its first step. All that
-is drawn follows from what the fit returns: the points it evaluated, q before and after the step, and
-the length of the step. From these the quadratic part of the regression is recovered: with ``L`` the
-factor of the old covariance, the step leads to the whitened precision ``P = I - beta C`` and the
-whitened mean ``beta P^-1 b``.
+The problem is the bioassay of Racine et al. (1986, Applied Statistics 35, 93-150): deaths of
+animals at four doses, a logistic regression with two parameters. The fit stops after its first
+step. The figure uses only what the fit returns: the evaluated points, q before and after the step,
+and the length beta of the step. From these the script recovers the quadratic part of the
+regression. The step leads to the whitened precision ``P = I - beta C`` and the whitened mean
+``beta P^-1 b``.
 
 Run: ``python docs/figures/step.py``.
 """
@@ -24,7 +24,7 @@ import qbvi
 DOSE, ANIMALS, DEATHS = np.array([-0.86, -0.30, -0.05, 0.73]), 5, np.array([0, 1, 3, 5])
 PRIOR_MEAN, PRIOR_SD = np.array([0.0, 10.0]), np.array([2.0, 10.0])
 START, START_SCALE = np.array([-2.0, 12.0]), 0.2  # off the mode and wide enough to see
-OLD, NEW, REGRESSION, TRUTH = "#0072B2", "#D55E00", "#009E73", "#999999"  # Okabe and Ito: safe for the colour-blind
+OLD, NEW, REGRESSION, TRUTH = "#0072B2", "#D55E00", "#009E73", "#999999"  # Okabe and Ito: colour-blind safe
 LEVELS = (-35.0, -25.0, -18.0, -13.0, -10.0, -8.0)  # of the log posterior, up to a constant
 TARGET = Path(__file__).resolve().parents[1] / "images" / "step.png"
 
@@ -72,7 +72,7 @@ class Step:
         self.kl, self.reach = of_covariance + 0.5 * shift @ shift, np.linalg.norm(shift)
 
     def regression(self, theta: np.ndarray) -> Any:
-        """The quadratic approximation of the log joint (n,): log q plus the regression of the residual."""
+        """The quadratic approximation of the log joint (n,): log q plus the regressed residual."""
         z = np.linalg.solve(self.factor, (theta - self.mean).T).T
         log_q = -0.5 * np.sum(z**2, axis=1) - np.log(2 * np.pi * np.linalg.det(self.factor))
         return log_q + self.bound + z @ self.b + 0.5 * (np.sum((z @ self.C) * z, axis=1) - np.trace(self.C))
@@ -87,7 +87,7 @@ def ellipse(mean: np.ndarray, factor: np.ndarray, radius: float) -> np.ndarray:
 def main() -> None:
     """Fit and draw."""
     step = Step()
-    figure = Figure(figsize=(10.5, 4.3), layout="constrained")
+    figure = Figure(figsize=(8.4, 4.3), layout="constrained")
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
     x, y = np.linspace(-4.6, 4.6, 240), np.linspace(-4, 26, 240)
     grid = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, 2)
@@ -111,7 +111,7 @@ def main() -> None:
     panels[2].annotate("", xy=step.new_mean, xytext=step.mean, arrowprops=arrow)
     for panel, title in zip(panels, ("1. Draw and evaluate", "2. Regress", "3. Move"), strict=True):
         panel.set_title(title, loc="left", fontsize=11)
-    figure.legend(handles=keys(step), loc="outside lower center", ncols=3, frameon=False, fontsize=9.5)
+    figure.legend(handles=keys(step), loc="outside lower center", ncols=2, frameon=False, fontsize=9.5)
     figure.savefig(TARGET, dpi=150)
     print(f"KL(new || old) {step.kl:.3f} nats; saved {TARGET.name}")
 

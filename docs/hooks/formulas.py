@@ -1,7 +1,8 @@
 """Build hook and Griffe extension: formulas become MathML, which browsers draw without a script.
 
-Docstrings write formulas as reStructuredText (``.. math::``, ``:math:``) and pages with dollar signs.
-The extension turns the first into the second, arithmatex marks both, and the hook translates them.
+Docstrings write formulas as reStructuredText (``.. math::``, ``:math:``), pages with dollar signs.
+The extension turns the first form into the second. Arithmatex marks all formulas, and the hook
+translates them.
 """
 
 from __future__ import annotations
@@ -46,5 +47,6 @@ def on_page_content(content: str, **_: Any) -> str:
 
 def _mathml(marked: str, is_display: bool) -> str:
     formula = html.unescape(marked).strip()[2:-2].strip()  # without \( and \), or \[ and \]
+    formula = re.sub(r"\\log\s+(?=[a-zA-Z\\])", r"\\log\\, ", formula)  # browsers set no space there
     drawn = convert(formula, display="block" if is_display else "inline")
     return f'<div class="formula">{drawn}</div>' if is_display else drawn

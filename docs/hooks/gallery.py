@@ -93,12 +93,12 @@ def _python_page(example: Example, config: MkDocsConfig) -> list[File]:
             pictures = _pictures(example.name, Path(folder) / "out", config)
         parts += [_shown(picture) for picture in pictures]
         parts += ["## Output", _block(output, "text")]
-    parts += [f"## Code: `examples/{example.name}.py`", _block(example.code, "python")]
+    parts += ["## Code", f"`examples/{example.name}.py`", _block(example.code, "python")]
     return [*pictures, _page(example.name, parts, config)]
 
 
 def _serve_page(config: MkDocsConfig) -> list[File]:
-    """The page of the programs that answer over a pipe; the C program is run, or the shell script without a compiler."""
+    """The page of the programs that answer over a pipe: runs the one in C, or in awk without a compiler."""
     source = EXAMPLES / "serve"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -119,10 +119,7 @@ def _serve_page(config: MkDocsConfig) -> list[File]:
         *[_shown(picture) for picture in pictures],
         "## Output",
         _block(output, "json"),
-        *[
-            f"## Code: `examples/serve/{file}`\n\n" + _block((source / file).read_text(), language)
-            for file, language in _SERVE
-        ],
+        *[f"## {file}\n\n" + _block((source / file).read_text(), language) for file, language in _SERVE],
     ]
     return [*pictures, _page("serve", parts, config)]
 
@@ -158,7 +155,8 @@ def _pictures(name: str, folder: Path, config: MkDocsConfig) -> list[File]:
 
 def _shown(picture: File) -> str:
     path = Path(picture.src_uri)
-    return f"![{path.stem.replace('_', ' ')}]({path.parent.name}/{path.name})"
+    name = path.stem.replace("_", " ")
+    return f"![{name}]({path.parent.name}/{path.name})\n\n*{name}*"
 
 
 def _block(text: str, language: str) -> str:

@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _on_site(link: str, source: str, place: str) -> str:
-    """A link of the repository as a link of the site; a link that leads nowhere stays, and the build reports it."""
+    """A link of the repository as a link of the site; what leads nowhere stays for the build to report."""
     target = _normal(Path(source).parent / link)
     there = {repository: site for site, repository in ADDED.items()}.get(target)
     if target.startswith("docs/"):
