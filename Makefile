@@ -10,7 +10,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTEST := -m pytest -q -n 2 --dist loadfile
 
-.PHONY: demo test test-backends soak lint bench clean
+.PHONY: demo test test-backends soak lint bench docs clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
@@ -38,6 +38,13 @@ bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/parallel.py
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/backends.py
+
+docs: .venv/docs  ## build the documentation site into site/; runs the examples, fails on a broken link
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+.venv/docs: .venv/ready
+	$(BIN)/python $(PIP_INSTALL) --editable '.[docs]'
+	touch $@
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv

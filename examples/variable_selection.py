@@ -1,15 +1,19 @@
-"""Which variables belong into a regression? Switches have no gradient, and need none.
+"""Variable selection: a posterior over zeros and ones, which have no gradient.
 
-Every subset of twelve variables is a point; the log-likelihood of a subset is that of a linear regression with its coefficients integrated out. The posterior
-is a product of Bernoullis, one for each variable, found from a few hundred of the 4,096 subsets. All of them are then enumerated, which twelve variables still
-allow, to show the exact inclusion probabilities beside it.
+Each parameter is a switch that puts one of twelve variables into a linear regression. The
+log-likelihood of a subset is that of the regression with its coefficients integrated out. The
+posterior is a product of Bernoullis, found from a few hundred of the 4,096 subsets. With twelve
+variables all subsets can still be enumerated, so the table shows the exact inclusion
+probabilities too.
 
-Run: ``python examples/variable_selection.py``.
+Run: ``python examples/variable_selection.py --out demo``.
 """
 
 from __future__ import annotations
 
+import argparse
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
@@ -25,8 +29,16 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return X, X @ TRUE + rng.standard_normal(80)
 
 
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, help="folder for the picture, which needs the extra qbvi[plots]")
+    return parser.parse_args()
+
+
 def main() -> None:
-    """Fit, enumerate and print."""
+    """Fit, enumerate, print and draw."""
+    out = arguments().out
     X, y = data()
     n, d = X.shape
 
@@ -46,6 +58,23 @@ def main() -> None:
     print(f"{'variable':>8s}{'true':>8s}{'qbvi':>8s}{'exact':>8s}   probability that it is included")
     for j in range(d):
         print(f"{j:8d}{TRUE[j]:8.2f}{fit.mean[j]:8.3f}{exact[j]:8.3f}")
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+        picture(fit.mean, exact, out / "inclusion.png")
+
+
+def picture(ours: np.ndarray, exact: np.ndarray, path: Path) -> None:
+    """Draw the inclusion probabilities of the fit as bars and the exact ones as points."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.8), layout="constrained")
+    panel = figure.subplots()
+    panel.bar(range(len(ours)), ours, color=["#0072B2" if effect else "#BBBBBB" for effect in TRUE])
+    panel.plot(exact, "o", color="black", markersize=5, label="exact, from all subsets")
+    panel.set(xticks=range(len(ours)), xlabel="variable (blue: its true coefficient is not zero)")
+    panel.set(ylabel="inclusion probability", ylim=(0, 1.08))
+    figure.legend(loc="outside upper right", frameon=False)
+    figure.savefig(path, dpi=200)
 
 
 if __name__ == "__main__":

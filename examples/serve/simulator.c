@@ -3,8 +3,9 @@
        cc -O2 -o simulator simulator.c -lm
        ./simulator 'qbvi serve --prior prior.toml --out posterior.npz'
 
-   The program starts the server, reads the points that it asks for, one JSON object a line, and answers with values. A real program
-   would use the JSON library that it has; the lines are simple enough to be read without one. */
+   The program starts the server, reads its points, one JSON object a line, and answers with
+   values. A real program would use a JSON library. The lines are simple enough to be read without
+   one. */
 
 #define _POSIX_C_SOURCE 200809L
 #include <math.h>

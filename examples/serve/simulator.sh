@@ -3,11 +3,12 @@
 #
 #     ./simulator.sh 'qbvi serve --prior prior.toml --out posterior.npz'
 #
-# For each point that the server asks for, a line with its value goes back; all else that it says is shown, but for its progress.
+# Answers each point of the server with a line that has its value. Shows all other lines of the
+# server except its progress.
 set -euo pipefail
 command=${1:?"usage: simulator.sh 'qbvi serve --prior prior.toml'"}
 
-# id, intercept, slope, sigma -> the answer, for the same data as in simulator.c: y = 1 + 2 x + noise
+# id, intercept, slope, sigma -> the answer, with the data of simulator.c: y = 1 + 2 x + noise
 answer() {
     awk -v id="$1" -v intercept="$2" -v slope="$3" -v sigma="$4" 'BEGIN {
         for (i = 0; i < 20; i++) {

@@ -2,7 +2,9 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -10,7 +12,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def printed(name, capsys):
-    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    with patch.object(sys, "argv", [name]):  # an example reads its own options, not those of the test run
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     return capsys.readouterr().out
 
 
