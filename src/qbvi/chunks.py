@@ -80,7 +80,7 @@ class CompiledSteps:
         with backend.active():
             theta = backend.shaped(core.ask, state, engine.key, engine.number(0))
             self._box.plan(backend.shaped(core.points, theta), () if batches is None else (batches.example,))
-        each = (core.family.length + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
+        each = (core.family.n_stored + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
         pause = max(rule.pause_below for rule in stop)
         most = max(1, min(most, _LONGEST, _CHUNK_BYTES // each, *(rule.soonest(History()) for rule in stop)))
         if batches is not None and batches.is_partial and pause > -np.inf:

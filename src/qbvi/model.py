@@ -204,12 +204,12 @@ class Model:
         sizes = [p.columns.stop - p.columns.start for p in self.parameters]
         return np.repeat([p.distribution.support.is_discrete for p in self.parameters], sizes)
 
-    def room(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+    def distance_to_edge(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
         """Distance from each coordinate of a point (d,) to the nearer end of its support.
 
         It is finite only for native numbers on an interval or a half line.
         """
-        room = np.full(self.dim, np.inf)
+        distance = np.full(self.dim, np.inf)
         for p in self.parameters:
             if (
                 p.is_native
@@ -217,8 +217,8 @@ class Model:
                 and not p.distribution.support.is_discrete
             ):
                 low, high = p.distribution.support.bounds(p.shape)
-                room[p.columns] = np.minimum(u[p.columns] - low, high - u[p.columns])
-        return room
+                distance[p.columns] = np.minimum(u[p.columns] - low, high - u[p.columns])
+        return distance
 
     def flatten(self, values: Any) -> Array:
         """Lay n constrained values side by side: ``(n, *shape)`` each -> (n, len(labels))."""

@@ -294,9 +294,9 @@ class Fit:
 
     def __post_init__(self) -> None:
         q = to_numpy(self.q)
-        if q.shape != (self.family.length,) or self.family.dim != self.model.dim:
+        if q.shape != (self.family.n_stored,) or self.family.dim != self.model.dim:
             msg = (
-                f"`q` must have shape ({self.family.length},) and the family {self.model.dim} dimensions, "
+                f"`q` must have shape ({self.family.n_stored},) and the family {self.model.dim} dimensions, "
                 f"got {q.shape} and {self.family.dim}"
             )
             raise ValueError(msg)

@@ -391,7 +391,7 @@ class Run:
             loc = self.model.unconstrain(init)
         # A narrow start tells differences; whole numbers have none that are small.
         scale = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
-        return self.family.start(loc, np.minimum(scale, _INSIDE * self.model.room(loc)))
+        return self.family.start(loc, np.minimum(scale, _INSIDE * self.model.distance_to_edge(loc)))
 
     @property
     def _rules(self) -> tuple[Rule, ...]:

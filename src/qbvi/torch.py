@@ -319,8 +319,8 @@ class ModuleLikelihood:
         shapes = repr([part.shape for part in _parts(inputs)])
         if shapes not in self._bytes:
             self._bytes[shapes] = _activation_bytes(self.net, lambda: self._forward({}, inputs))
-        room = _CHUNK_BYTES if next(self.net.parameters()).device.type == "cpu" else _CHUNK_BYTES_GPU
-        return max(1, room // max(1, self._bytes[shapes]))
+        available = _CHUNK_BYTES if next(self.net.parameters()).device.type == "cpu" else _CHUNK_BYTES_GPU
+        return max(1, available // max(1, self._bytes[shapes]))
 
     def _drawn(self, posterior: Any, n_draws: int, seed: int) -> Tensors:
         if isinstance(posterior, Mapping):

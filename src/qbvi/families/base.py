@@ -36,7 +36,7 @@ class Family(ABC):
 
     @property
     @abstractmethod
-    def length(self) -> int:
+    def n_stored(self) -> int:
         """Length of ``q``: how many numbers describe a member."""
 
     @abstractmethod

@@ -477,9 +477,9 @@ class NegativeBinomial(ExponentialFamily):
 
 def _share(lam: Floats, update: Floats, low: float, high: float) -> Floats:
     """Largest fraction of the distance to the bound, in the update's direction, that it covers."""
-    room = np.where(update > 0, high - lam, lam - low)
+    distance = np.where(update > 0, high - lam, lam - low)
     with np.errstate(divide="ignore", over="ignore"):  # at the bound the distance is zero
-        shares = np.abs(update) / np.where(update == 0, 1.0, room)
+        shares = np.abs(update) / np.where(update == 0, 1.0, distance)
     return np.asarray(np.max(shares, axis=-1))
 
 

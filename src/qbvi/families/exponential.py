@@ -208,7 +208,7 @@ class ExponentialFamily(Family):
         return self.copies * self.n_statistics
 
     @property
-    def length(self) -> int:
+    def n_stored(self) -> int:
         """Length of a member, which is its natural parameter."""
         return self.size
 

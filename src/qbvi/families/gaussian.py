@@ -47,7 +47,7 @@ class Gaussian(GaussianFamily):
         return self.dim * (self.dim + 3) // 2
 
     @property
-    def length(self) -> int:
+    def n_stored(self) -> int:
         """Mean, factor and inverse factor: d + 2 d^2."""
         return self.dim + 2 * self.dim**2
 
@@ -316,7 +316,7 @@ class DiagonalGaussian(GaussianFamily):
         return 2 * self.dim
 
     @property
-    def length(self) -> int:
+    def n_stored(self) -> int:
         """Mean and standard deviations: 2 d."""
         return 2 * self.dim
 

@@ -44,9 +44,9 @@ class Product(Family):
         return sum(factor.size for factor in self.factors)
 
     @property
-    def length(self) -> int:
+    def n_stored(self) -> int:
         """Length of the factors' members, concatenated."""
-        return sum(factor.length for factor in self.factors)
+        return sum(factor.n_stored for factor in self.factors)
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Start every factor."""
@@ -68,26 +68,26 @@ class Product(Family):
     def log_prob(self, q: Array, theta: Array) -> Array:
         """Sum over the factors: (n, d) -> (n,)."""
         return sum(
-            f.log_prob(part, self._pick(theta, c)) for (f, c), part in zip(self._parts(), self._open(q), strict=True)
+            f.log_prob(part, self._pick(theta, c)) for (f, c), part in zip(self._parts(), self._split(q), strict=True)
         )
 
     def entropy(self, q: Array) -> Array:
         """Sum over the factors."""
-        return sum(f.entropy(part) for f, part in zip(self.factors, self._open(q), strict=True))
+        return sum(f.entropy(part) for f, part in zip(self.factors, self._split(q), strict=True))
 
     def mean(self, q: Array) -> Array:
         """Mean (d,), in the order of theta."""
-        return self._scatter([f.mean(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._scatter([f.mean(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def sd(self, q: Array) -> Array:
         """Standard deviations (d,), in the order of theta."""
-        return self._scatter([f.sd(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._scatter([f.sd(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def cov(self, q: Array) -> Array:
         """Covariance (d, d), zero between factors."""
         xp = array_namespace(q)
         rows = []
-        for i, (factor, part) in enumerate(zip(self.factors, self._open(q), strict=True)):
+        for i, (factor, part) in enumerate(zip(self.factors, self._split(q), strict=True)):
             block = factor.cov(part)
             zeros = [xp.zeros((factor.dim, f.dim), dtype=q.dtype, device=device(q)) for f in self.factors]
             rows.append(self._scatter([block if i == j else zero for j, zero in enumerate(zeros)]))
@@ -95,11 +95,11 @@ class Product(Family):
 
     def natural(self, q: Array) -> Array:
         """Natural parameters of the factors, concatenated."""
-        return self._join([f.natural(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._join([f.natural(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def mean_parameter(self, q: Array) -> Array:
         """Mean parameters of the factors, concatenated."""
-        return self._join([f.mean_parameter(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._join([f.mean_parameter(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def log_normaliser(self, lam: Array) -> Array:
         """Sum over the factors."""
@@ -111,7 +111,7 @@ class Product(Family):
 
     def score(self, q: Array, theta: Array) -> Array:
         """Scores of the factors, concatenated: (n, d) -> (n, k)."""
-        parts = zip(self._parts(), self._open(q), strict=True)
+        parts = zip(self._parts(), self._split(q), strict=True)
         return self._join([f.score(part, self._pick(theta, c)) for (f, c), part in parts])
 
     def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
@@ -120,23 +120,23 @@ class Product(Family):
 
     def score_variance(self, q: Array) -> Array:
         """Variances of the factors' scores, concatenated."""
-        return self._join([f.score_variance(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._join([f.score_variance(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def scale_parts(self, q: Array, direction: Array, mean_rate: float, precision_rate: float) -> Array:
         """Scale the parts of a direction, factor by factor."""
-        parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
+        parts = zip(self.factors, self._split(q), self._directions(direction), strict=True)
         return self._join([f.scale_parts(part, move, mean_rate, precision_rate) for f, part, move in parts])
 
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
         """Move every factor; the result is inside the domain only if all factors are."""
         xp = array_namespace(q, update)
-        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        parts = zip(self.factors, self._split(q), self._directions(update), strict=True)
         moved = [f.move(part, change, curve) for f, part, change in parts]
         return self._join([part for part, _ in moved]), xp.all(xp.stack([inside for _, inside in moved]))
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
         """Move the Cholesky factor of every factor."""
-        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        parts = zip(self.factors, self._split(q), self._directions(update), strict=True)
         return self._join([f.move_factor(part, change, limit) for f, part, change in parts])
 
     def features(self, q: Array, theta: Array) -> Array:
@@ -154,7 +154,7 @@ class Product(Family):
 
     def defensive(self, q: Array) -> Array:
         """Defensive members of the factors, concatenated."""
-        return self._join([f.defensive(part) for f, part in zip(self.factors, self._open(q), strict=True)])
+        return self._join([f.defensive(part) for f, part in zip(self.factors, self._split(q), strict=True)])
 
     def log_base(self, theta: Array) -> Array:
         """Sum over the factors: (n, d) -> (n,)."""
@@ -162,12 +162,12 @@ class Product(Family):
 
     def move_parameters(self, q: Array, update: Array, delta: float) -> Array:
         """Move the textbook parameters of every factor."""
-        parts = zip(self.factors, self._open(q), self._directions(update), strict=True)
+        parts = zip(self.factors, self._split(q), self._directions(update), strict=True)
         return self._join([f.move_parameters(part, change, delta) for f, part, change in parts])
 
     def euclidean(self, q: Array, direction: Array) -> Array:
         """Euclidean gradients, factor by factor."""
-        parts = zip(self.factors, self._open(q), self._directions(direction), strict=True)
+        parts = zip(self.factors, self._split(q), self._directions(direction), strict=True)
         return self._join([f.euclidean(part, change) for f, part, change in parts])
 
     @property
@@ -177,13 +177,13 @@ class Product(Family):
 
     def members(self, q: Array) -> list[Array]:
         """The members of the factors."""
-        return self._open(q)
+        return self._split(q)
 
     def _parts(self) -> Iterator[tuple[Family, tuple[int, ...]]]:
         return zip(self.factors, self.columns, strict=True)
 
-    def _open(self, q: Array) -> list[Array]:
-        return _cut(q, [f.length for f in self.factors])
+    def _split(self, q: Array) -> list[Array]:
+        return _cut(q, [f.n_stored for f in self.factors])
 
     def _directions(self, direction: Array) -> list[Array]:
         return _cut(direction, [f.size for f in self.factors])
@@ -206,10 +206,10 @@ class Product(Family):
         return self._pick(self._join(parts), tuple(int(i) for i in order))
 
     def _by_factor(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> list[Array]:
-        return [apply(f, part, self._pick(draws, c)) for (f, c), part in zip(self._parts(), self._open(q), strict=True)]
+        return [apply(f, part, self._pick(draws, c)) for (f, c), part in zip(self._parts(), self._split(q), strict=True)]
 
     def _columnwise(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> Array:
-        parts = zip(self._parts(), self._open(q), strict=True)
+        parts = zip(self._parts(), self._split(q), strict=True)
         return self._scatter([apply(f, part, self._pick(draws, c)) for (f, c), part in parts])
 
 
@@ -273,7 +273,7 @@ class GaussianProduct(Product, GaussianFamily):
         """Deform every factor by its block."""
         parts = [
             f.deform(part, self._pick(shift, c), self._block(root, c), self._block(inverse_root, c))
-            for (f, c), part in zip(self._parts(), self._open(q), strict=True)
+            for (f, c), part in zip(self._parts(), self._split(q), strict=True)
         ]
         return self._join(parts)
 

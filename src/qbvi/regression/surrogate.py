@@ -192,7 +192,7 @@ class HermiteRegression:
         return Solved(factor, R, back[:, :-1], back[:, -1])
 
     def _factor(self, variances: Variances, workspace: Floats | None) -> Floats:
-        """Lower factor of the covariance, in the room if there is one; what is above the diagonal is not part of it."""
+        """Lower factor of the covariance, in the workspace if there is one; what is above the diagonal is not part of it."""
         workspace = self._workspace() if workspace is None else workspace
         for nugget in self._rules.nuggets:
             for at, block in self._triangle:

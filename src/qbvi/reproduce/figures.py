@@ -82,8 +82,8 @@ def bound_panel(ax: Any, smooth: Floats, best: float | None, window: int = 30) -
         ax.axhline(best, color=INK, linewidth=0.9, linestyle="--", label="best of the family")
     settled = smooth[len(smooth) // 4 :]
     high = max(float(settled.max()), smooth[top], -math.inf if best is None else best)
-    room = max(high - float(np.quantile(settled, 0.05)), 1e-3)
-    ax.set_ylim(high - 2.5 * room, high + 0.35 * room)
+    margin = max(high - float(np.quantile(settled, 0.05)), 1e-3)
+    ax.set_ylim(high - 2.5 * margin, high + 0.35 * margin)
     _label(ax, "Lower bound")
 
 
@@ -99,8 +99,8 @@ def curves(ax: Any, lines: Sequence[Curve], title: str, legend: bool = True) -> 
     late = np.concatenate(
         [line.values[min(5, len(line.values) - 1) :] for line in lines]
     )  # the first steps are far off
-    room = max(0.12 * float(np.ptp(late)), 1e-9)
-    ax.set_ylim(float(late.min()) - room, float(late.max()) + room)
+    margin = max(0.12 * float(np.ptp(late)), 1e-9)
+    ax.set_ylim(float(late.min()) - margin, float(late.max()) + margin)
     _label(ax, title, legend)
 
 
