@@ -7,7 +7,6 @@ these tests), and ``helpers`` holds what tests import and the scripts they run, 
 import importlib
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ collect_ignore = ["helpers"]  # scripts among them do their work, or fail, when 
 
 BACKEND_NAMES = {"jax", "torch", "cupy"}
 PACKAGES = {"jax": "JAX", "torch": "PyTorch"}  # what `make test-backends` installs
-BACKEND_MODULES = {"torch.py", "on_jax.py", "on_mesh.py", "on_torch.py"}  # of qbvi, with examples that need the package
 
 
 @pytest.fixture(autouse=True)
@@ -64,10 +62,21 @@ def rng():
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items):
-    """Mark with `backends` what needs JAX or PyTorch by its parameters, its fixtures or its place."""
+    """Mark with `backends` what needs JAX or PyTorch by its parameters, its fixtures or its examples; the rest say so themselves."""
     for item in items:
         if _needs_a_backend(item):
             item.add_marker("backends")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Fail a test that was skipped for want of JAX or PyTorch and lacks the mark by which `make test-backends` finds it."""
+    report = yield
+    skip = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
+    reason = str(call.excinfo.value).lower() if skip else ""
+    if _names_a_package(reason) and item.get_closest_marker("backends") is None:
+        report.outcome, report.longrepr = "failed", f"needs @pytest.mark.backends, for it was skipped: {reason}"
+    return report
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # so that the line is the last one
@@ -86,8 +95,12 @@ def _needs_a_backend(item):
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     by_parameter = any(isinstance(value, str) and value in BACKEND_NAMES for value in parameters)
     by_fixture = not {"jax", "on_jax"}.isdisjoint(getattr(item, "fixturenames", ()))
-    by_place = isinstance(item, pytest.DoctestItem) and Path(item.path).name in BACKEND_MODULES
-    return by_parameter or by_fixture or by_place
+    by_example = isinstance(item, pytest.DoctestItem) and any(_names_a_package(e.source) for e in item.dtest.examples)
+    return by_parameter or by_fixture or by_example
+
+
+def _names_a_package(text):
+    return any(package in text for package in PACKAGES)
 
 
 def _left_out(selected):

@@ -206,7 +206,7 @@ def triples_of_parts():
         yield pytest.param(*parts, marks=[pytest.mark.soak] * (sum(places) % 3 > 0))
 
 
-@pytest.mark.parametrize(("estimator", "draws", "step"), triples_of_parts())
+@pytest.mark.parametrize(("estimator", "draws", "step"), list(triples_of_parts()))
 def test_parts_go_together(rng, estimator, draws, step):
     f, mean, cov = conjugate(rng)
     method = qbvi.QBVI(
