@@ -170,7 +170,7 @@ class Report:
     elbo_se: float = math.nan
     khat: float = math.nan
     converged: bool = False
-    stop_reason: str = "nothing was fitted: this posterior was put together by hand"
+    stop_reason: str = "nothing was fitted: this posterior was constructed directly"
     n_evals: int = 0
     n_iterations: int = 0
     failures: tuple[Failure, ...] = ()

@@ -327,7 +327,10 @@ class ExponentialFamily(Family):
         return self.size
 
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        r"""Move by ``beta`` times the natural gradient :math:`W' w`, with ``w`` by feature."""
+        r"""Move by ``beta`` times the natural gradient :math:`W' w` of a function.
+
+        ``w`` are the coefficients of the function's regression on the features.
+        """
         lam, whitener = self._open(q), self._whitener(q)
         coefficients = self._open(w)
         update = self.one_saturated(lam + beta * np.einsum("cji,cj->ci", whitener, coefficients)) - lam
