@@ -214,7 +214,7 @@ class ExponentialFamily(Family):
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
-        with np.errstate(all="ignore"):  # no member may have these moments; checked below
+        with np.errstate(all="ignore"):  # maybe no member has these moments; checked below
             lam = self.one_defensive(self.one_from_moments(self._values(loc), self._values(scale)))
             inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
         if not inside:
