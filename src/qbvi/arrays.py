@@ -82,7 +82,7 @@ def call_traced(name: str, function: Callable[[Array], Any], points: Array, *, v
         values = (function if vectorized else jax.vmap(function))(points)
         return jax.numpy.asarray(values, dtype=points.dtype)
     except jax.errors.JAXTypeError as error:
-        msg = f"{name} must be written in jax.numpy to be compiled by JAX, got a function that asks for values; rewrite it, or fit with backend='numpy'"
+        msg = f"{name} must be written in jax.numpy to be compiled by JAX, got a function that needs the values of its argument; rewrite it, or fit with backend='numpy'"
         raise TypeError(msg) from error
 
 

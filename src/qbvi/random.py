@@ -177,7 +177,7 @@ class Independent(Draws):
 
 @dataclass(frozen=True)
 class Antithetic(Draws):
-    """Pairs ``z, -z``: odd parts of the integrand do not disturb estimates of even ones.
+    """Pairs ``z, -z``: odd and even parts of the integrand do not disturb each other.
 
     Examples
     --------

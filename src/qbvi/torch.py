@@ -468,8 +468,8 @@ def _pair(batch: Any) -> tuple[Any, Any]:
         return batch[0], batch[1]
     size = f" of length {len(batch)}" if isinstance(batch, tuple | list) else ""
     msg = (
-        f"a batch must be (inputs, targets), got {type(batch).__name__}{size}; several inputs go as a tuple or dict in the "
-        "first place: data=((x1, x2), y)"
+        f"a batch must be (inputs, targets), got {type(batch).__name__}{size}; pass several inputs as a tuple or dict in the "
+        "first position: data=((x1, x2), y)"
     )
     raise ValueError(msg)
 
@@ -489,7 +489,7 @@ def _summed_by_row(losses: Any, rows: int) -> Tensor:
     shape = getattr(losses, "shape", ())
     if not shape or shape[0] != rows:
         msg = (
-            f"`loss` must return one loss for each of the {rows} rows, got shape {tuple(shape)}; leave the mean or sum over rows away, "
+            f"`loss` must return one loss for each of the {rows} rows, got shape {tuple(shape)}; remove the mean or sum over rows, "
             "qbvi takes the sum"
         )
         raise ValueError(msg)

@@ -67,11 +67,11 @@ def test_the_report_says_what_is_shared(found):
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("axes", "axes are named for what is shared along them, 'draws', 'data' or both, got ('batch',)"),
+        ("axes", "axes named 'draws', 'data' or both, for what its devices share, got ('batch',)"),
         ("rows", "must be a multiple of the 4 devices that share them, got shape (63, 3); leave out 3 rows"),
         ("batch", "must be a multiple of the 4 devices that share them, got shape (10, 3); leave out 2 rows"),
         ("no data", "`device` shares data, but `fit` has none: pass `data`"),
-        ("twice", "a list of several different ones, got ['cpu:0', 'cpu:0']"),
+        ("twice", "a list of different devices, got ['cpu:0', 'cpu:0']"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(found, case, message):

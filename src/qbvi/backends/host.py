@@ -35,7 +35,7 @@ class Host(Backend):
         if device not in (None, "cpu"):
             raise cls.no_such_device(device, ["cpu"])
         if dtype != "float64":
-            msg = f"`dtype` must be 'float64' with backend='numpy', got {dtype!r}; single precision pays with backend='jax' or 'torch'"
+            msg = f"`dtype` must be 'float64' with backend='numpy', got {dtype!r}; for single precision use backend='jax' or 'torch'"
             raise BackendError(msg)
         return cls("cpu", dtype)
 

@@ -30,7 +30,7 @@ class OnCupy(Backend):
         try:
             there = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
-            msg = f"`backend` 'cupy' needs a GPU, and there is none that works ({error}); take backend='numpy'"
+            msg = f"`backend` 'cupy' needs a working GPU, got none ({error}); use backend='numpy'"
             raise BackendError(msg) from None
         kind, _, number = str(cupy.cuda.Device().id if device is None else device).rpartition(":")
         number = "0" if (kind, number) == ("", "cuda") else number
@@ -66,7 +66,7 @@ class OnCupy(Backend):
 
     def mapped(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Raise an error: CuPy cannot map a function."""
-        msg = "backend='cupy' needs a `log_likelihood` of points stacked along a first axis: CuPy cannot map a function of one point; write it so and pass vectorized=True"
+        msg = "backend='cupy' needs a `log_likelihood` of many points along a first axis: CuPy cannot map a function of one point; rewrite it and pass vectorized=True"
         raise BackendError(msg)
 
     def is_out_of_memory(self, error: Exception) -> bool:

@@ -43,18 +43,18 @@ class OnMesh(OnJax):
         if not isinstance(devices, Mesh):
             listed = [OnJax.find(device, dtype).device for device in devices]
             if not listed or len(set(listed)) < len(listed):
-                msg = f"`device` must be a device or a list of several different ones, got {devices!r}"
+                msg = f"`device` must be a device or a list of different devices, got {devices!r}"
                 raise BackendError(msg)
             devices = Mesh(np.array(listed), ("draws",))
         if not devices.axis_names or not set(devices.axis_names) <= set(cls.SHARED):
             msg = (
-                f"`device` must be a mesh whose axes are named for what is shared along them, 'draws', 'data' or both, got {devices.axis_names}; "
+                f"`device` must be a mesh with axes named 'draws', 'data' or both, for what its devices share, got {devices.axis_names}; "
                 "write for example jax.make_mesh((4,), ('data',))"
             )
             raise BackendError(msg)
         elsewhere = [device for device in devices.devices.flat if device.process_index != jax.process_index()]
         if elsewhere:
-            msg = f"`device` must have devices of this process alone, got {elsewhere[0]} of process {elsewhere[0].process_index}: several hosts are not supported"
+            msg = f"`device` must have only devices of this process, got {elsewhere[0]} of process {elsewhere[0].process_index}: several hosts are not supported"
             raise BackendError(msg)
         # A new mesh leaves all other decisions to the compiler, whatever the user's own mesh says.
         return cls(Mesh(devices.devices, devices.axis_names), dtype)

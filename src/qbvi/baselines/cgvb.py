@@ -95,8 +95,8 @@ class CGVB(Euclidean):
     def notes(self, state: EuclideanState) -> tuple[str, ...]:
         """State the cost of the gradients."""
         if self.gradient is None:
-            return ("gradients are central differences: their evaluations are among those counted",)
-        return (f"{state.t * self.n_samples:,} gradients were taken besides the evaluations",)
+            return ("gradients are central differences; the evaluations include theirs",)
+        return (f"{state.t * self.n_samples:,} gradients were computed in addition to the evaluations",)
 
     def ask(self, family: GaussianFamily, state: EuclideanState, rng: np.random.Generator) -> Array:
         """Independent draws from q: (n, d).
@@ -130,7 +130,7 @@ class CGVB(Euclidean):
     def _given(self, family: GaussianFamily, state: EuclideanState, u: Floats) -> Floats:
         """Gradients of the log joint in whitened coordinates, from the user's gradient: (n, d)."""
         if self.model is None:
-            msg = "`gradient` is by constrained values, so CGVB must know the parameters: call method.for_model(model) first"
+            msg = "`gradient` refers to constrained values, so CGVB needs the model: call method.for_model(model) first"
             raise ValueError(msg)
         slopes = _likelihood_slopes(self, self.model, u) + _prior_slopes(self.model, u)
         return np.asarray(slopes @ FactorCoordinates(family).open(state.x).L)
@@ -174,7 +174,7 @@ def jax_gradient(log_likelihood: Callable[[Any], Any]) -> Gradient:
     try:
         import jax
     except ImportError as error:
-        msg = "`jax_gradient` needs JAX: pip install 'qbvi[jax]', or give CGVB a `gradient` of your own"
+        msg = "`jax_gradient` needs JAX: pip install 'qbvi[jax]', or give CGVB your own `gradient`"
         raise ImportError(msg) from error
     compiled = jax.jit(jax.vmap(jax.grad(log_likelihood)))
 

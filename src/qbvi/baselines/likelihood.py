@@ -187,7 +187,7 @@ def _settled(climb: _Climb, u: Floats, scale: Floats) -> _Peak:
 
 _NO_MAXIMUM = (
     "the likelihood has no maximum with a definite curvature near the point reached: a parameter is not identified, or the likelihood grows "
-    "for ever (as with perfectly separated classes); start elsewhere with `init`, or fit with a prior by qbvi.fit"
+    "without bound (as with perfectly separated classes); start elsewhere with `init`, or fit with a prior by qbvi.fit"
 )
 
 

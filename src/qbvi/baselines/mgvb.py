@@ -86,7 +86,7 @@ class MGVB(Baseline):
         super().__post_init__()
         Momentum(self.momentum), ClipByNorm(self.max_norm)  # they check their own arguments
         if self.updates:
-            msg = f"`updates` must be empty, got {self.updates!r}; MGVB has `max_norm` and `momentum` of its own"
+            msg = f"`updates` must be empty, got {self.updates!r}; MGVB has its own `max_norm` and `momentum`"
             raise ValueError(msg)
 
     def init(self, family: GaussianFamily, q: Array) -> ManifoldState:

@@ -16,7 +16,7 @@ class Batch(NamedTuple):
     theta: Array  # (n, d) draws from q
     f: Array  # (n,) log-likelihood, plus the part of the log prior that `eta` does not contain
     h: Array  # (n,) residual log p(y, theta) - log q(theta)
-    eta: Array  # (k,) the part of the log prior that is linear in the statistics
+    eta: Array  # (k,) the prior's natural parameter, zero for priors of another form
     group_size: int  # how many draws depend on each other, see `qbvi.random.Draws`
 
 

@@ -192,7 +192,7 @@ class Part(NamedTuple):
 
 
 class GaussianFamily(Family):
-    """Gaussians: draws can be whitened, and regression there gives moves of mean and covariance."""
+    """Gaussian families: they whiten draws, and move mean and covariance in those coordinates."""
 
     @abstractmethod
     def whiten(self, q: Array, theta: Array) -> Array:
@@ -204,7 +204,7 @@ class GaussianFamily(Family):
 
     @abstractmethod
     def restrict(self, curvature: Array) -> Array:
-        """Project a symmetric matrix (d, d) in whitened coordinates on the family's precisions."""
+        """Project a symmetric matrix (d, d) in whitened coordinates to the family's precisions."""
 
     @abstractmethod
     def quadratic_kernel(self, z: Array) -> Array:

@@ -160,7 +160,7 @@ class Dirichlet(ExponentialFamily):
         return mean, cov
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The distribution with this mean; total concentration: median over the entries' sds."""
+        """The distribution with this mean; the sds of the entries give the total concentration."""
         mean = mean / np.sum(mean, axis=-1, keepdims=True)
         return np.median(_total(mean, sd), axis=-1, keepdims=True) * mean - 1
 

@@ -470,7 +470,7 @@ class NegativeBinomial(ExponentialFamily):
         """The number of successes, which all copies share."""
         counts = np.unique(parameters["count"])
         if len(counts) != 1:
-            msg = f"`count` must be the same for all copies of a NegativeBinomial, got {counts.tolist()}; name them as parameters of their own"
+            msg = f"`count` must be the same for all copies of a NegativeBinomial, got {counts.tolist()}; make them separate parameters"
             raise ValueError(msg)
         return {"count": int(counts[0])}
 

@@ -214,7 +214,7 @@ class ExponentialFamily(Family):
 
     def start(self, loc: Array, scale: Array) -> Array:
         """Return a member with about this mean and these standard deviations."""
-        with np.errstate(all="ignore"):  # no member may have these moments; checked below
+        with np.errstate(all="ignore"):  # maybe no member has these moments; checked below
             lam = self.one_defensive(self.one_from_moments(self._values(loc), self._values(scale)))
             inside = np.all(np.isfinite(lam)) and np.all(self.one_is_inside(lam))
         if not inside:
@@ -327,7 +327,10 @@ class ExponentialFamily(Family):
         return self.size
 
     def advance(self, q: Array, w: Array, beta: float) -> Advance:
-        r"""Move by ``beta`` times the natural gradient :math:`W' w`, with ``w`` by feature."""
+        r"""Move by ``beta`` times the natural gradient :math:`W' w` of a function.
+
+        ``w`` are the coefficients of the function's regression on the features.
+        """
         lam, whitener = self._open(q), self._whitener(q)
         coefficients = self._open(w)
         update = self.one_saturated(lam + beta * np.einsum("cji,cj->ci", whitener, coefficients)) - lam

@@ -162,7 +162,7 @@ class Wishart(_MatrixLaw):
         return self._flat(df * V), cov
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The distribution with this mean, and df from the median of the diagonal's sds."""
+        """The distribution with this mean; df fits the standard deviations of the diagonal."""
         center, variance = self._matrix(mean), self._matrix(sd) ** 2
         df = np.maximum(2 * _typical(center, variance), self.p)
         return self.one_natural({"df": df, "scale": _definite(center) / np.where(df > 0, df, 1.0)[..., None, None]})
@@ -236,7 +236,7 @@ class InverseWishart(_MatrixLaw):
         return flat, np.where(nu > 2, cov, _undefined(self.p**2))
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
-        """The distribution with this mean, and df from the median of the diagonal's sds."""
+        """The distribution with this mean; df fits the standard deviations of the diagonal."""
         center, variance = self._matrix(mean), self._matrix(sd) ** 2
         nu = 2 + 2 * _typical(center, variance)
         return self.one_natural({"df": nu + self.p + 1, "scale": nu[..., None, None] * _definite(center)})

@@ -168,5 +168,5 @@ def _check_constants(columns: Columns, intercept: bool) -> None:
         msg = f"`X` must not have constant columns beside the intercept, got {', '.join(constant)}; drop them, or pass intercept=False"
         raise ValueError(msg)
     if len(constant) > 1:
-        msg = f"`X` must have at most one constant column, got {', '.join(constant)}; their coefficients could not be told apart"
+        msg = f"`X` must have at most one constant column, got {', '.join(constant)}; their coefficients are not identified"
         raise ValueError(msg)

@@ -50,7 +50,7 @@ def as_columns(X: Any, *, argument: str = "X") -> Columns:
     names = tuple(map(str, X.columns)) if hasattr(X, "columns") else tuple(f"x{j + 1}" for j in range(values.shape[1]))
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        msg = f"`{argument}` must have columns with names of their own, got {twice!r} more than once"
+        msg = f"`{argument}` must have unique column names, got {twice!r} more than once"
         raise ValueError(msg)
     return Columns(values, names)
 
@@ -87,7 +87,9 @@ def as_classes(y: Any, n: int) -> tuple[tuple[Any, ...], Floats]:
         raise ValueError(msg)
     classes, positions = np.unique(labels, return_inverse=True)
     if len(classes) < 2 or len(classes) > max(2, n // 2):
-        msg = f"`y` must hold two classes or more, each in two rows or so, got {len(classes)} classes in {n} rows"
+        msg = (
+            f"`y` must hold two classes or more, at most one for every two rows, got {len(classes)} classes in {n} rows"
+        )
         raise ValueError(msg)
     return tuple(classes.tolist()), positions.astype(np.float64)
 

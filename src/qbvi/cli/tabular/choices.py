@@ -203,5 +203,5 @@ def _refuse_constants(recipe: RegressionRecipe, table: Table) -> None:
     constant = [name for name in recipe.features if np.ptp(table.numbers(name)) == 0]
     if constant and (recipe.intercept or len(constant) > 1):
         way_out = "leave it out of --features" + (", or pass --no-intercept" if len(constant) == 1 else "")
-        msg = f"{table.path}: column {constant[0]!r} is the same in every row and cannot be told from the intercept; {way_out}"
+        msg = f"{table.path}: column {constant[0]!r} is the same in every row, so its coefficient and the intercept are not identified; {way_out}"
         raise TableError(msg)
