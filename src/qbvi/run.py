@@ -605,7 +605,7 @@ class _Chunks:
         self._most = min(2 * self._most, self._core.length, max(1, int(_CHUNK_SECONDS / pace)))
         replay = _Replay(run, self, before, inputs)
         for i in range(steps):
-            self._box.count(told.raw[i])
+            self._box.count_evaluations(told.raw[i])
             replay.name(i, told.raw[i])
             run._count_dark_steps(bool(np.isfinite(told.raw[i]).any()))
             turn = _Turn.of(partial(_row, made.told.left, i), _at(told.told, i), start + (i + 1) * pace)
@@ -655,7 +655,7 @@ class _Replay:
         self._state, _, _ = self._chunks._made(run, self._state, i - self._made, self._from(self._made))
         self._made = i
         theta = run._do(run._core, "ask", self._state, self._inputs.key, self._from(i).t)
-        box.note(box.name(run._do(run._core, "points", theta), raw), ok)
+        box.record(box.failures_at(run._do(run._core, "points", theta), raw), ok)
 
     def _from(self, i: int) -> Inputs:
         """The inputs as step ``i`` of the chunk sees them."""
