@@ -176,7 +176,7 @@ def test_failures_are_treated_as_fit_treats_them(value):
 def test_a_value_that_raises_is_refused_and_may_be_told_again():
     opt = qbvi.Ask(PRIOR, seed=5)
     points = opt.ask()
-    with pytest.raises(qbvi.EvaluationError, match=r"point 1 was told .*nan"):
+    with pytest.raises(qbvi.EvaluationError, match=r"point 1 has the value .*nan"):
         opt.tell(points, [0.0, np.nan, *[1.0] * (len(points) - 2)])
     assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5))
 
@@ -185,7 +185,8 @@ def test_a_value_that_raises_is_refused_and_may_be_told_again():
 def test_points_that_nobody_asked_for(number):
     opt = qbvi.Ask(PRIOR, seed=5)
     with pytest.raises(
-        ValueError, match=r"`points` must be such as `ask` gave, got number .*; the last one given was \d+"
+        ValueError,
+        match=r"`points` must be points that `ask` returned, got number .*; the largest number so far is \d+",
     ):
         opt.tell([number], [1.0])
 
@@ -213,11 +214,11 @@ def test_the_noise_is_told_too():
 
 def test_the_fit_so_far():
     opt = qbvi.Ask(PRIOR, seed=5)
-    with pytest.raises(RuntimeError, match=r"tell the values of the first \d+ points"):
+    with pytest.raises(RuntimeError, match=r"give the values of its \d+ points to `tell`"):
         opt.fit()
     opt.tell(opt.ask(), [density(point) for point in opt.ask()])
     assert not opt.fit().converged
-    assert opt.fit().stop_reason == "the fit is not finished: values are still wanted"
+    assert opt.fit().stop_reason == "the fit is not finished: values are still missing"
 
 
 def test_a_step_out_of_the_domain_ends_it():

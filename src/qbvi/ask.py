@@ -1,4 +1,7 @@
-"""Ask and tell: the same fit for those who own the loop, with a job queue, a laboratory or another program between question and answer."""
+"""Ask and tell: the same fit where the caller owns the loop.
+
+Use it when a job queue, a laboratory or another program stands between a point and its value.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +45,15 @@ __all__ = ["Ask", "Points"]
 
 @dataclass(frozen=True, eq=False)
 class Points:
-    """Points at which the function is wanted, each with a number of its own.
+    """Points at which values of the function are needed, each with a number of its own.
 
     Attributes
     ----------
     values
-        The points stacked along a first axis, as a vectorised function takes them: an array, or a dict of arrays.
+        The points, stacked along a first axis: an array, or a dict of arrays by name.
     ids
-        Their numbers, (n,): what to send along with a point, so that its value finds back whatever became of its digits.
+        Their numbers, (n,). Send a number along with its point: it identifies the value, even if
+        the point was rounded on the way.
 
     Examples
     --------
@@ -67,7 +71,7 @@ class Points:
         return len(self.ids)
 
     def __iter__(self) -> Iterator[Any]:
-        """Each point as a function of one point takes it."""
+        """Iterate over single points, as a function of one point takes them."""
         return (row(self.values, i) for i in range(len(self)))
 
     def __getitem__(self, which: slice | Sequence[int] | NDArray[Any]) -> Points:
@@ -77,14 +81,17 @@ class Points:
 
 
 class Ask:
-    """A fit that asks for points and is told the function's values there.
+    """A fit whose values come from the caller: `ask` gives the points, `tell` takes the values.
 
-    With the same seed it comes to the same posterior as `qbvi.fit`, to the last bit, in whatever order and portions the values come.
+    With the same seed the posterior equals that of `qbvi.fit` to the last bit. The order and the
+    portions in which the values arrive do not matter. New points appear once every value of the
+    current step is in.
 
     Parameters
     ----------
     prior, method, family, init, tol, max_evals, on_failure, seed, callback, checkpoint, on_mismatch
-        As for `qbvi.fit`. With ``on_failure="raise"`` a value that is none is refused, and may be told again.
+        As for `qbvi.fit`. With ``on_failure="raise"`` a failed value raises an error and is not
+        kept, so another value can be given for the same point.
 
     Examples
     --------
@@ -120,7 +127,7 @@ class Ask:
         self._run = Run(
             model=model,
             family=posterior,
-            black_box=BlackBox(_somebody_else, on_failure=on_failure),
+            black_box=BlackBox(_no_function, on_failure=on_failure),
             batches=None,
             algorithm=algorithm,
             budget=choose_budget(algorithm, model.dim, max_evals, None, 1),
@@ -142,66 +149,81 @@ class Ask:
         self.close()
 
     def close(self) -> None:
-        """Let go of the checkpoint, where there is one; it holds all that was told."""
+        """Close the checkpoint, if there is one. It holds every value received so far."""
         if self._checkpoint is not None:
             self._checkpoint.__exit__()
 
     @property
     def done(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Whether the fit is finished and needs no more values."""
         return self._request is None
 
     def ask(self) -> Points:
-        """All points whose values are still wanted; the same again until they are told. None at all when the fit is done."""
+        """Return all points of the current step whose values are missing.
+
+        Asking again returns the same points until `tell` receives their values. A finished fit
+        returns no points.
+        """
         if self._request is None:
             return Points(rows(self._last.points, []), np.empty(0, dtype=np.int64))
-        wanted = [i for i in range(self._request.size) if i not in self._told]
+        wanted = [i for i in range(self._request.size) if i not in self._received]
         return Points(rows(self._request.points, wanted), np.array(wanted, dtype=np.int64) + self._first_id)
 
     def tell(self, points: Points | Iterable[int] | int, values: Any, noise_sd: Any = 0.0) -> int:
-        """Tell the function's values at points, or at their numbers, in any order and portions.
+        """Give values of the function at points, in any order and in any portions.
+
+        New points appear once every value of the current step is in.
 
         Parameters
         ----------
         points
-            What `ask` gave, or part of it, or the numbers of points.
+            Points that `ask` returned, some of them, or their numbers.
         values
-            One number for each. NaN, an infinity, None or an exception is a failure, of which ``on_failure`` says what becomes.
+            One number for each point. NaN, an infinity, None or an exception is a failure, handled
+            as ``on_failure`` says.
         noise_sd
-            Standard deviation of each value's noise, where it is known; one for all, or one for each.
+            Standard deviation of the noise of each value, if known: one number for all points, or
+            one for each.
 
         Returns
         -------
         int
-            How many of them were news: a point counts once, with the value told first.
+            The number of values that were new. The first value of a point counts; later ones are
+            ignored.
         """
         ids = np.atleast_1d(points.ids if isinstance(points, Points) else np.asarray(_listed(points)))
-        told = _one_each("values", values, len(ids))
+        listed = _one_each("values", values, len(ids))
         noises = [noise_sd] * len(ids) if np.ndim(noise_sd) == 0 else _one_each("noise_sd", noise_sd, len(ids))
         news = {}
-        for number, value, noise in zip(ids.tolist(), told, noises, strict=True):
+        for number, value, noise in zip(ids.tolist(), listed, noises, strict=True):
             i = self._row(number)
-            if i is not None and i not in self._told and i not in news:
+            if i is not None and i not in self._received and i not in news:
                 news[i] = self._outcome(i, value, noise)
-        self._accept(news)
+        self._receive(news)
         return len(news)
 
     def fit(self) -> Fit:
-        """The posterior: the finished one, or what there is so far, which is then not called converged."""
+        """Return the posterior.
+
+        Before the fit is done it is the current one, marked as not converged.
+        """
         so_far = self._fit or self._run.so_far()
         if so_far is None:
-            msg = f"no step was made yet: tell the values of the first {self._last.size} points"
+            msg = f"there is no posterior before the first step: give the values of its {self._last.size} points to `tell`"
             raise RuntimeError(msg)
         return so_far
 
     def save(self, path: PathLike) -> None:
-        """Write all that was told, and where the fit stands, to one file without code in it; `load` goes on from there."""
+        """Write the state of the fit and all values received to one file; `load` continues from it.
+
+        The file contains no code.
+        """
         values = {"snapshot": self._snapshot, "family": self._run.family, "budget": self._run.budget}
         policy = self._run.black_box.on_failure
         setup = {"model": self._run.model.to_spec(), "on_failure": policy if isinstance(policy, str) else None}
         answers = Answers()
-        if self._told:
-            answers.add(self._last, self._told)
+        if self._received:
+            answers.add(self._last, self._received)
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
         write_saved(path, identity, values | {"method": self._run.algorithm}, setup, answers)
 
@@ -209,23 +231,24 @@ class Ask:
     def load(
         cls, path: PathLike, *, prior: Any = None, method: Algorithm | None = None, on_failure: OnFailure | None = None
     ) -> Self:
-        """Go on from what `save` wrote.
+        """Continue a fit from a file that `save` wrote.
 
         Parameters
         ----------
         path
             The file.
         prior, method, on_failure
-            As they were given, if they hold functions or classes of your own, which are not in the file.
+            The arguments of the original fit. Needed only where they hold functions or classes of
+            your own, which the file does not contain.
         """
         saved = read_saved(path)
         self = cls.__new__(cls)
         algorithm = saved.read("method", object) if method is None else method
-        model, policy = _remembered(saved, prior, on_failure)
+        model, policy = _model_and_policy(saved, prior, on_failure)
         self._run = Run(
             model,
             saved.read("family", Family),
-            BlackBox(_somebody_else, on_failure=policy),
+            BlackBox(_no_function, on_failure=policy),
             None,
             algorithm,
             saved.read("budget", Budget),
@@ -238,7 +261,7 @@ class Ask:
 
     def _begin(self, init: Any, answers: Answers) -> None:
         self._fit: Fit | None = None
-        self._kept_answers, keep = answers, self._run.on_turn
+        self._saved_answers, keep = answers, self._run.on_turn
 
         def remember(is_last: bool) -> None:
             self._snapshot = self._run.snapshot()
@@ -248,24 +271,26 @@ class Ask:
         self._run.on_turn = remember
         self._conversation: Conversation = self._run.requests(init, Progress(shown=False))
         self._wait_for(next(self._conversation))
-        self._go_on()
+        self._advance()
 
     def _wait_for(self, request: Request) -> None:
         self._request: Request | None = request
         self._last = request
         self._first_id = self._run.black_box.n_evals
-        self._told = self._checkpoint.known(request) if self._checkpoint is not None else self._kept_answers.to(request)
+        self._received = (
+            self._checkpoint.known(request) if self._checkpoint is not None else self._saved_answers.to(request)
+        )
 
-    def _accept(self, news: dict[int, Outcome]) -> None:
+    def _receive(self, news: dict[int, Outcome]) -> None:
         if self._checkpoint is not None and news:
             self._checkpoint.note(self._last, news)
-        self._told.update(news)
-        self._go_on()
+        self._received.update(news)
+        self._advance()
 
-    def _go_on(self) -> None:
-        """Take all the steps for which nothing is missing."""
-        while self._request is not None and len(self._told) == self._request.size:
-            evaluations = self._run.black_box(self._request.points, known=self._told)
+    def _advance(self) -> None:
+        """Take every step whose values are complete."""
+        while self._request is not None and len(self._received) == self._request.size:
+            evaluations = self._run.black_box(self._request.points, known=self._received)
             try:
                 self._wait_for(self._conversation.send(evaluations))
             except StopIteration as end:
@@ -275,15 +300,15 @@ class Ask:
                 raise
 
     def _row(self, number: Any) -> int | None:
-        """Row of a point in the present request; None if it was told long ago."""
+        """Row of a point in the current request; None for a point of an earlier step."""
         i = number - self._first_id if isinstance(number, int) else self._last.size
         if i >= self._last.size or number < 0:
-            msg = f"`points` must be such as `ask` gave, got number {number!r}; the last one given was {self._first_id + self._last.size - 1}"
+            msg = f"`points` must be points that `ask` returned, got number {number!r}; the largest number so far is {self._first_id + self._last.size - 1}"
             raise ValueError(msg)
         return i if i >= 0 and self._request is not None else None
 
     def _outcome(self, i: int, value: Any, noise_sd: Any) -> Outcome:
-        """Judge a value as if the function had returned it, or raised."""
+        """Treat a value as if the function had returned it, or raised it."""
 
         def function(_: Any) -> Any:
             if value is None:
@@ -294,22 +319,22 @@ class Ask:
 
         (outcome,) = Calls(function)(rows(self._last.points, [i]), (), (ShapeError,))
         if outcome.failure is not None and treatment_of(outcome.failure, self._run.black_box.on_failure) == "raise":
-            msg = f"point {self._first_id + i} was told {outcome.failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
+            msg = f"point {self._first_id + i} has the value {outcome.failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
             raise EvaluationError(msg, outcome.failure)
         return outcome
 
 
 class _NoValueError(Exception):
     def __str__(self) -> str:
-        return "None was told in place of a value"
+        return "None was given in place of a value"
 
 
-def _somebody_else(*_: Any) -> float:
+def _no_function(*_: Any) -> float:
     msg = "values come by `tell`"
     raise AssertionError(msg)
 
 
-def _remembered(saved: Saved, prior: Any, on_failure: OnFailure | None) -> tuple[Model, OnFailure]:
+def _model_and_policy(saved: Saved, prior: Any, on_failure: OnFailure | None) -> tuple[Model, OnFailure]:
     policy = saved.setup.get("on_failure") if on_failure is None else on_failure
     if policy is None:
         msg = f"{str(saved.path)!r} was saved with an `on_failure` of yours, which files do not hold: pass on_failure= to load"

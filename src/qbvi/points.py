@@ -1,9 +1,11 @@
 """Points as the user's function sees them: one array, or a dict of arrays by name.
 
-A *point* holds one value of every parameter: an array of the parameter's shape, or a dict of such arrays where the
-parameters have names. *Stacked* points share a first axis: arrays of shape ``(n, *shape)``. The functions here are the only
-code that asks which of the two forms a value has. Functions that read shapes alone (`count`, `sliced`, `mapped`, `items`)
-take arrays of any library; those that copy (`row`, `rows`, `copied`, `stacked`) return NumPy arrays.
+A *point* holds one value of every parameter: an array of the parameter's shape, or a dict of such
+arrays where the parameters have names. *Stacked* points share a first axis: their arrays have shape
+``(n, *shape)``. Only the functions here ask which of the two forms a value has.
+
+`count`, `sliced`, `mapped` and `items` take arrays of any library. `row`, `rows`, `copied` and
+`stacked` make copies, which are NumPy arrays.
 """
 
 from __future__ import annotations

@@ -285,9 +285,9 @@ class Run:
         """Count the evaluations of compiled step ``i``; keep its failures, or raise the first, as the policy says."""
         box, ok = self.black_box, np.isfinite(raw)
         assert isinstance(box, DeviceBox)
-        box.count(raw)
+        box.count_evaluations(raw)
         if not ok.all():
-            box.note(box.name(replay.points(i), raw), ok)
+            box.record(box.failures_at(replay.points(i), raw), ok)
         self._count_dark_steps(bool(ok.any()))
 
     def _record(self, iteration: Iteration, seconds: float, progress: Progress) -> None:

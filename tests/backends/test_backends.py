@@ -408,7 +408,7 @@ def test_a_function_that_is_finite_nowhere_ends_the_fit(backend):
 
 @pytest.mark.parametrize("policy", ["exclude", "floor"])
 @pytest.mark.parametrize("failed", [[1], [0, 2], [0, 1, 2]])
-def test_settling_without_branches_is_settling(policy, failed, xp):
+def test_failed_points_are_replaced_on_a_device_as_on_the_host(policy, failed, xp):
     from qbvi.evaluate import BlackBox
 
     values = np.array([-1.0, -4.0, -2.0])

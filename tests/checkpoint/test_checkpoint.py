@@ -206,7 +206,7 @@ def test_a_larger_budget_goes_on_as_if_it_had_been_there_from_the_start(tmp_path
     resumed = fit(tmp_path / "run", max_evals=400, method=method)
     assert_same(resumed, whole)
     assert any(
-        "evaluations of the checkpoint were for points that are not asked for again" in note for note in resumed.notes
+        "evaluations of the checkpoint were for points that are not needed again" in note for note in resumed.notes
     )
 
 

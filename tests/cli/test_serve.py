@@ -162,8 +162,8 @@ WRONG = [
     ('{"id": 0, "value": "many"}', '"value" must be a number'),
     ('{"id": 0, "value": [1]}', '"value" must be a number'),
     ('{"id": 0, "value": true}', '"value" must be a number'),
-    ('{"id": 123456, "value": 1}', "must be such as `ask` gave"),
-    ('{"id": -1, "value": 1}', "must be such as `ask` gave"),
+    ('{"id": 123456, "value": 1}', "must be points that `ask` returned"),
+    ('{"id": -1, "value": 1}', "must be points that `ask` returned"),
     ("[" * 100_000, "not a JSON object"),
     ("\\xff\\xfe", "not a JSON object"),
 ]  # fmt: skip

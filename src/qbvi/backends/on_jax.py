@@ -117,8 +117,8 @@ class OnJax(Backend):
 
     def free_bytes(self) -> float:
         """A fraction of the device's free memory; for a CPU, of the machine's."""
-        told = self.device.memory_stats() or {}
-        left = told["bytes_limit"] - told["bytes_in_use"] if "bytes_limit" in told else host_memory()
+        stats = self.device.memory_stats() or {}
+        left = stats["bytes_limit"] - stats["bytes_in_use"] if "bytes_limit" in stats else host_memory()
         return _SHARE * left
 
     def explain(self, error: Exception) -> str | None:

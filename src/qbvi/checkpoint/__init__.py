@@ -1,4 +1,4 @@
-"""Checkpoints: a run on the disk, resumed bit for bit, with every evaluation that was paid for."""
+"""Checkpoints: a run on the disk, which resumes bit for bit and repeats no evaluation."""
 
 from qbvi.checkpoint.file import Checkpoint, Identity, Saved, read_saved, resumed_seed, write_saved
 from qbvi.checkpoint.fingerprint import Fingerprint, fingerprint

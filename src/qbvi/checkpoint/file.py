@@ -1,4 +1,4 @@
-"""A run that survives: its state in one file, the evaluations since then in a journal beside it."""
+"""The state of a run in one file, and the evaluations since then in a journal beside it."""
 
 from __future__ import annotations
 
@@ -33,51 +33,55 @@ __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "
 
 SCHEMA = 1
 _FORMAT = "qbvi-checkpoint"
-_STATES = 0.04  # share of the run's time that writing states may take
-_SYNCS = 0.01  # share of it that forcing the journal to the disk may take
+_STATES = 0.04  # fraction of the run's time that writing states may take
+_SYNCS = 0.01  # fraction of it that forcing the journal to the disk may take
 _RESPONSES = dict.fromkeys(("raise", "keep", "re-evaluate"))
 
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     path: Path
     run_id: str
     seed: int
     digests: Mapping[str, str]  # fingerprints by name
     python: str
-    setup: Mapping[str, Any]  # what else the writer wanted to find again, as plain data
+    setup: Mapping[str, Any]  # further settings of the writer, as plain data
     tree: Any
     arrays: Mapping[str, NDArray[Any]]
     answers: Answers
 
     def read(self, what: str, kind: type, method: Any = None) -> Any:
-        """Rebuild one of the things written; classes may come from qbvi, and from the package of the ``method`` where one is given."""
+        """Rebuild one of the values written.
+
+        Its classes may come from qbvi and, if a ``method`` is given, from the package of that
+        method.
+        """
         own = type(method).__module__.split(".")[0]
         try:
             value = Reader(self.arrays, {"qbvi"} if method is None else {"qbvi", own}).read(self.tree[what])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(self._senseless(error)) from error
+            raise CheckpointError(self._inconsistent(error)) from error
         if not isinstance(value, kind):
-            raise CheckpointError(self._senseless(f"{what} is a {type(value).__name__}"))
+            raise CheckpointError(self._inconsistent(f"{what} is a {type(value).__name__}"))
         return value
 
     def restore(self, run: Run) -> int:
-        """Put a run where it was when this was written; return the number of its next request."""
+        """Restore the state of a run; return the number of its next request."""
         snapshot: Snapshot = self.read("snapshot", Snapshot, run.algorithm)
         try:
             run.restore(snapshot)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(self._senseless(error)) from error
+            raise CheckpointError(self._inconsistent(error)) from error
         return snapshot.number
 
-    def _senseless(self, reason: object) -> str:
+    def _inconsistent(self, reason: object) -> str:
         return f"{str(self.path)!r} is a checkpoint, but its contents do not fit together: {reason}"
 
 
 class Identity(NamedTuple):
-    """Which run a checkpoint belongs to."""
+    """The run to which a checkpoint belongs."""
 
     run_id: str
     seed: int
@@ -91,7 +95,7 @@ def write_saved(
     setup: Mapping[str, Any] | None = None,
     answers: Answers | None = None,
 ) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint, completely or not at all."""
     writer = Writer()
     header = {
         "format": _FORMAT,
@@ -108,9 +112,9 @@ def write_saved(
 
 
 def read_saved(path: PathLike) -> Saved:
-    """Read a checkpoint, running and trusting nothing in it."""
+    """Read a checkpoint without running any code from it."""
     path = Path(path)
-    header, arrays = _opened(path)
+    header, arrays = _read_archive(path)
     answers = Answers()
     try:
         answers.read(arrays["answers"].tobytes())
@@ -128,13 +132,13 @@ def read_saved(path: PathLike) -> Saved:
 
 
 def resumed_seed(seed: Any, path: PathLike | None) -> int:
-    """The seed that was given; where none was, the checkpoint's if there is one, else a new one."""
+    """The seed of the user, else that of the checkpoint if there is one, else a new one."""
     if seed is None and path is not None and Path(path).exists():
         return read_saved(path).seed
     return as_seed(seed)
 
 
-def _opened(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
+def _read_archive(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
     try:
         header, arrays = archive.read(path)
     except archive.ForeignFileError as error:
@@ -151,11 +155,12 @@ def _opened(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
 
 
 class Checkpoint:
-    """Keeps a run on the disk: give `answer` to `qbvi.run.drive`.
+    """Keeps a run on the disk; pass `answer` to `qbvi.run.drive`.
 
-    The state is written after a step if that keeps all writing below a twentieth of the run's time, and always at the end. All evaluations since then are
-    in the journal, so a run that is resumed takes the steps in between again without paying for them. A disk that fails or is full leaves the
-    last good file, and the run goes on.
+    The state is written at the end, and after a step if all writing then stays below a twentieth of
+    the run's time. The journal holds all evaluations since the last state. A resumed run repeats
+    the steps since that state with the values of the journal, so no evaluation is made twice. If
+    the disk fails or is full, the last good file remains and the run continues.
 
     Parameters
     ----------
@@ -164,18 +169,19 @@ class Checkpoint:
     run
         The run to keep.
     given
-        Fingerprints of what the run was made from.
+        Fingerprints of the arguments of the run.
     on_mismatch
-        What to do if the file was made with something else: ``"raise"``, ``"keep"`` what it holds, or ``"re-evaluate"`` from its posterior.
+        What to do if the file belongs to other arguments: ``"raise"`` an error, ``"keep"`` its
+        state, or ``"re-evaluate"``: start from its posterior with new evaluations.
     """
 
     def __init__(self, path: PathLike, run: Run, given: Mapping[str, Fingerprint], on_mismatch: str = "raise") -> None:
         pick("on_mismatch", on_mismatch, _RESPONSES)
         self.path, self._run, self._given, self._on_mismatch = Path(path), run, given, on_mismatch
         self._identity = Identity(secrets.token_hex(8), run.seed, _digests(given))
-        self._answers = Answers()  # of the run before, to requests that will come again
+        self._answers = Answers()  # of the interrupted run, to requests that will come again
         self._journal = Journal(_journal_of(self.path), self._identity.run_id)
-        self._is_ours = False  # whether the file holds this run by now
+        self._is_ours = False  # whether the file holds this run already
         self._is_warned = False
         self._states, self._syncs = _Ration(_STATES), _Ration(_SYNCS)
         run.on_turn = self._turned
@@ -190,25 +196,27 @@ class Checkpoint:
         self._journal.close()
 
     def begin(self, init: Any) -> Any:
-        """Put the run where the file left it, if there is one; return the start for the run."""
+        """Restore the run from the file, if there is one; return the start of the run."""
         for name in (name for one in self._given.values() for name in one.unknown):
             self._run.remark(f"whether the {name} is the same when the checkpoint is resumed cannot be told")
         return self._resumed(read_saved(self.path), init) if self.path.exists() else init
 
     def known(self, request: Request) -> dict[int, Outcome]:
-        """Outcomes of a request that were paid for before; not those that would end the run, which deserve another try."""
+        """Outcomes of a request that the journal holds.
+
+        Failures that would end the run are left out, so that they are tried again.
+        """
         box, outcomes = self._run.black_box, self._answers.to(request)
         if not outcomes and request.number in self._answers.by_request:
             _, unused = self._answers.by_request.pop(request.number)
-            self._run.remark(
-                f"{len(unused)} evaluations of the checkpoint were for points that are not asked for again"
-            )
+            self._run.remark(f"{len(unused)} evaluations of the checkpoint were for points that are not needed again")
         fine = {
             i: outcome
             for i, outcome in outcomes.items()
             if outcome.failure is None or treatment_of(outcome.failure, box.on_failure) != "raise"
         }
-        # A vectorised call may round differently for fewer points: a call counts whole or not at all.
+        # A vectorised call may round differently for fewer points, so a call is kept whole or not
+        # at all.
         blocks = blocks_of(request.size, box.vectorized)
         return {i: fine[i] for block in blocks if all(i in fine for i in block) for i in block}
 
@@ -217,8 +225,8 @@ class Checkpoint:
         self._try(lambda: self._journal.append(request, outcomes))
 
     def answer(self, request: Request) -> Evaluations:
-        """Evaluate what is not known yet, and write each value down as it arrives."""
-        if not self._run.backend.is_host:  # nothing is written down of what never left the device
+        """Evaluate all unknown points, and write each value to the journal as it arrives."""
+        if not self._run.backend.is_host:  # values that stay on a device are not written
             return self._run.evaluate(request)
         box, known = self._run.black_box, self.known(request)
         blocks = ([i for i in block if i not in known] for block in blocks_of(request.size, box.vectorized))
@@ -235,7 +243,8 @@ class Checkpoint:
 
     def _turned(self, is_last: bool) -> None:
         if not self._is_ours:
-            self._states.timed(self._write)  # before anything is paid for: what is wrong with the path is said at once
+            # Before any evaluation, so that a wrong path is reported at once.
+            self._states.timed(self._write)
             self._is_ours = True
         elif is_last or self._states.is_due():
             self._try(lambda: self._states.timed(self._write))
@@ -246,11 +255,12 @@ class Checkpoint:
         snapshot = self._run.snapshot()
         write_saved(self.path, self._identity, {"snapshot": snapshot, "family": self._run.family})
         self._answers.forget_before(snapshot.number)
-        if not self._answers.by_request:  # else the journal holds answers to requests that are still to come
+        # Otherwise the journal holds values for requests that are still to come.
+        if not self._answers.by_request:
             self._journal.restart()
 
     def _try(self, write: Callable[[], None]) -> None:
-        """A disk that fails is no reason to lose the run: say so once, and go on."""
+        """Write; if the disk fails, warn once and continue the run."""
         try:
             write()
         except OSError as error:
@@ -273,7 +283,7 @@ class Checkpoint:
             raise CheckpointError(msg)
         saved.restore(run)
         self._identity = self._identity._replace(run_id=saved.run_id)
-        self._is_ours = not changed  # else the file is to hold the new fingerprints from now on
+        self._is_ours = not changed  # else the file must get the new fingerprints
         self._answers = self._journal.resume(saved.run_id)
         self._answers.forget_before(snapshot.number)
         return init
@@ -288,7 +298,7 @@ class Checkpoint:
 
 @dataclass
 class _Ration:
-    """Lets something that takes time be done again once it would take only its share of the time since."""
+    """Allows an action again once its last cost is at most ``share`` of the time since."""
 
     share: float
     cost: float = 0.0

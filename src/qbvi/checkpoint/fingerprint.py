@@ -1,4 +1,7 @@
-"""Fingerprints of what a fit is given: whether the function, the prior or the data are still those that a checkpoint was made with."""
+"""Fingerprints of the arguments of a fit.
+
+They show whether function, prior and data are still those of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +27,32 @@ from qbvi.supports import Support
 __all__ = ["Fingerprint", "fingerprint"]
 
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
-_DEEPEST = 50  # levels of data in data
-_OWN = str(Path(__file__).parents[1])  # in a checkout as much a package as where it is installed
+_DEEPEST = 50  # levels of nested data
+_OWN = str(Path(__file__).parents[1])  # an installed package for our purposes, also in a checkout
 _INSTALLED = {_OWN, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))}
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Digests of a value and of the variables it reads, by name, and the names of those that cannot be told apart."""
+    """Digests, by name, of a value and the variables it reads; names of those without a digest."""
 
     digests: dict[str, str]
     unknown: tuple[str, ...]
 
 
 def fingerprint(name: str, value: Any) -> Fingerprint:
-    """Take the fingerprint of anything that a user gives to a fit.
+    """Take the fingerprint of any argument of a fit.
 
-    Functions are known by their code, their defaults and the variables that they read from around them, followed through all functions
-    that are not installed packages'; arrays and pandas objects by type, shape and content; other objects by their class and attributes.
-    Code of installed packages is known by its name.
+    - A function: its code, its defaults and the variables that it reads from outside. Functions
+      that it calls are followed, except those of installed packages.
+    - An array or a pandas object: type, shape and content.
+    - Code of an installed package: its name.
+    - Any other object: its class and attributes.
 
     Parameters
     ----------
     name
-        What to call it in messages.
+        Its name in messages.
     value
         The function, prior, data, ...
 
@@ -68,7 +73,7 @@ def fingerprint(name: str, value: Any) -> Fingerprint:
 
 @dataclass
 class _Walk:
-    """One walk through a value and all it refers to."""
+    """One walk through a value and everything that it refers to."""
 
     name: str
     digests: dict[str, str] = field(default_factory=dict)
@@ -84,7 +89,7 @@ class _Walk:
             self.digests[self.name] = self._digest(value)
 
     def _function(self, function: types.FunctionType) -> None:
-        """A function's code goes under its own name, and each variable that it reads under the variable's."""
+        """Enter the code of a function, and each variable that it reads, under their names."""
         if id(function) in self._seen:
             return
         self._seen.add(id(function))
@@ -130,7 +135,7 @@ class _Walk:
         elif isinstance(value, types.ModuleType | types.BuiltinFunctionType | type | np.ufunc):
             yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
         elif isinstance(value, types.MethodType | functools.partial):
-            yield from (self._digest(part, depth) for part in _halves(value))
+            yield from (self._digest(part, depth) for part in _components(value))
         elif kind.__module__.split(".")[0] == "pandas":
             yield from self._frame(value, depth)
         else:
@@ -150,7 +155,7 @@ class _Walk:
         return _hashed(array.dtype.str, str(array.shape), np.ascontiguousarray(array).data)
 
     def _frame(self, value: Any, depth: int) -> Iterator[str]:
-        """A pandas object: its labels and its columns."""
+        """Labels and columns of a pandas object."""
         if hasattr(value, "columns"):
             yield self._digest(value.index.to_numpy(), depth)
             for name, column in value.items():
@@ -161,7 +166,7 @@ class _Walk:
             yield repr(value)
 
     def _object(self, value: Any, depth: int) -> Iterator[str]:
-        """An object is its class and its attributes; a callable one also the code of its call."""
+        """Class and attributes of an object, and the code of its ``__call__`` if it has one."""
         if isinstance(value, Distribution | Support) and not value.holds_code:
             yield self._digest(value.to_spec(), depth)
             return
@@ -181,7 +186,7 @@ class _Walk:
 
 
 def _read_by(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
-    """Yield all that a function reads from outside: kind, name and value. What it writes itself is its own affair."""
+    """Yield kind, name and value of what a function reads from outside and does not write."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name not in _written(code):
@@ -195,7 +200,7 @@ def _read_by(function: types.FunctionType) -> Iterator[tuple[str, str, Any]]:
 
 
 def _global(name: str, value: Any, code: types.CodeType) -> Iterator[tuple[str, str, Any]]:
-    """Yield a global variable; of a module of the user's, what the code takes from it."""
+    """Yield a global variable, and the attributes that the code uses of a module of the user's."""
     yield "variable", name, value
     if isinstance(value, types.ModuleType) and not _is_installed(value.__name__):
         for part in sorted(_attribute_names(code) & vars(value).keys()):
@@ -207,12 +212,12 @@ def _attribute_names(code: types.CodeType) -> set[str]:
 
 
 def _is_library(function: types.FunctionType) -> bool:
-    """Whether a function comes with Python or with an installed package, rather than being the user's own."""
+    """Whether a function comes with Python or with an installed package."""
     return _is_installed_file(function.__code__.co_filename)
 
 
 def _is_installed(module: str) -> bool:
-    """The same of a module."""
+    """Whether a module comes with Python or with an installed package."""
     package = module.split(".")[0]
     if package in sys.stdlib_module_names:
         return package != "__main__"
@@ -231,7 +236,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Global names read by the code and by the functions within it."""
+    """Global names that the code reads, and the functions within it."""
     own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*(_names(inner) for inner in _inner(code)))
 
@@ -246,19 +251,19 @@ def _inner(code: types.CodeType) -> list[types.CodeType]:
 
 
 def _code(code: types.CodeType) -> str:
-    """Digest of what code does: not where it stands, so that moving a function within its file changes nothing."""
+    """Digest of what code does, without its line numbers: a function may move within its file."""
     constants = (_code(const) if isinstance(const, types.CodeType) else _constant(const) for const in code.co_consts)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
     return _hashed(code.co_code, code.co_exceptiontable, *constants, *(repr(part) for part in names))
 
 
 def _constant(const: Any) -> str:
-    """A set has no order of its own."""
+    """A constant as text; the elements of a set are sorted, as they have no order."""
     return repr(sorted(map(_constant, const))) if isinstance(const, frozenset) else repr(const)
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
-    """What an object holds, without what it only remembers having computed; None where that cannot be told."""
+    """The attributes of an object without cached properties; None if it does not show them."""
     kind = type(value)
     if not hasattr(value, "__dict__") or (_is_installed(kind.__module__) and not kind.__module__.startswith("qbvi.")):
         return None
@@ -277,14 +282,14 @@ def _unwrapped(value: Any) -> Any:
     return inspect.unwrap(value) if callable(value) and not isinstance(value, type) else value
 
 
-def _halves(value: Any) -> tuple[Any, ...]:
+def _components(value: Any) -> tuple[Any, ...]:
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     return value.func, value.args, value.keywords
 
 
 def _of_scipy(value: Any) -> tuple[Any, ...]:
-    """A distribution of SciPy by its name, and its parameters where they are frozen."""
+    """Name and frozen parameters of a distribution of SciPy."""
     distribution = getattr(value, "dist", value)
     name = getattr(distribution, "name", type(distribution).__name__)
     return name, getattr(value, "args", ()), getattr(value, "kwds", {})

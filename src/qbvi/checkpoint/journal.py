@@ -1,7 +1,7 @@
-"""The journal of a run: every evaluation as it arrives, appended to a file, so that what was paid for survives whatever comes next.
+"""The journal of a run: a file to which every evaluation is appended as it arrives.
 
-A file is its run's name and then records, each with its length and a checksum. A record that was cut short by a crash ends the reading; all
-before it count.
+A file is the name of its run, followed by records, each with its length and a checksum. Reading
+ends at a record that a crash cut short; all records before it count.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ except ImportError:  # Windows
 __all__ = ["Answers", "CheckpointError", "Journal"]
 
 _FRAME = struct.Struct("<II")  # length of the record, its checksum
-_RECORD = struct.Struct(
-    "<II16sdd"
-)  # request, row, digest of the request's points, value and noise; then, as JSON, the failure if there is one
+# Request, row, digest of the request's points, value and noise; a failure follows as JSON.
+_RECORD = struct.Struct("<II16sdd")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used: it is damaged, no checkpoint, in use, or was made with something else."""
+    """A checkpoint is damaged, in use, not a checkpoint at all, or belongs to other arguments."""
 
 
 @dataclass
 class Answers:
-    """Outcomes by request and row, each request known by its points: those of other points are not its answers.
+    """Outcomes by request and row.
+
+    A request is identified by its number and a digest of its points.
 
     Examples
     --------
@@ -56,7 +57,7 @@ class Answers:
     by_request: dict[int, tuple[bytes, dict[int, Outcome]]] = field(default_factory=dict)
 
     def add(self, request: Request, outcomes: Mapping[int, Outcome]) -> None:
-        """Keep more outcomes of a request."""
+        """Add outcomes of a request."""
         self._section(request.number, request.digest).update(outcomes)
 
     def to(self, request: Request) -> dict[int, Outcome]:
@@ -65,7 +66,7 @@ class Answers:
         return {i: _at(o, row(request.points, i)) for i, o in outcomes.items()} if digest == request.digest else {}
 
     def forget_before(self, number: int) -> None:
-        """Drop the requests before this one: their values are part of the state by now."""
+        """Drop the requests before this one, whose values are part of the state."""
         for old in [known for known in self.by_request if known < number]:
             del self.by_request[old]
 
@@ -75,7 +76,7 @@ class Answers:
             yield from (_framed(number, i, digest, outcome) for i, outcome in outcomes.items())
 
     def read(self, content: bytes) -> int:
-        """Add records up to the first that is not whole; return where that one begins."""
+        """Add records up to the first damaged one; return where that one begins."""
         at = 0
         while at + _FRAME.size + _RECORD.size <= len(content):
             length, checksum = _FRAME.unpack_from(content, at)
@@ -92,7 +93,7 @@ class Answers:
         self._section(number, digest)[i] = Outcome(value, noise_sd, failure)
 
     def _section(self, number: int, digest: bytes) -> dict[int, Outcome]:
-        """Outcomes of a request; if other points were asked for under its number before, theirs are dropped."""
+        """Outcomes of a request. Outcomes of other points under the same number are dropped."""
         if self.by_request.get(number, (b"",))[0] != digest:
             self.by_request[number] = (digest, {})
         return self.by_request[number][1]
@@ -101,13 +102,13 @@ class Answers:
 class Journal:
     """An append-only file of outcomes.
 
-    Each outcome goes to the operating system at once, which is what survives the death of the process. What cannot be written is kept and
-    tried again with the next one.
+    Each outcome goes to the operating system at once, so it survives the end of the process. An
+    outcome that cannot be written is kept and written with the next one.
 
     Parameters
     ----------
     path
-        Where it is; created if it is not there, and held against other processes.
+        The file, which is created if it is missing and locked against other processes.
     run_id
         Name of the run, at the start of the file.
     """
@@ -115,14 +116,14 @@ class Journal:
     def __init__(self, path: Path, run_id: str) -> None:
         self._path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        _hold(self._file, path)
+        _lock(self._file, path)
         self._name = run_id.encode()
-        self._good = 0  # length of the file up to which all is whole
-        self._is_torn = True  # whether there may be more in the file than that
+        self._good = 0  # length of the file up to which all records are complete
+        self._is_torn = True  # whether the file may be longer than that
         self._waiting: list[bytes] = []
 
     def resume(self, run_id: str) -> Answers:
-        """Go on with the journal of a run, and return what it holds; begin anew where it is missing or another run's."""
+        """Continue the journal of a run and return its outcomes; restart that of another run."""
         self._name, answers = run_id.encode(), Answers()
         content = _read_all(self._file)
         if not content.startswith(self._name):
@@ -136,7 +137,7 @@ class Journal:
         return answers
 
     def restart(self) -> None:
-        """Begin anew: the state holds all that was noted."""
+        """Empty the journal: the state holds all its outcomes."""
         self._good, self._is_torn, self._waiting = 0, True, [self._name]
         self.flush()
 
@@ -146,14 +147,14 @@ class Journal:
         self.flush()
 
     def flush(self) -> None:
-        """Write all that waits, or leave the file as it was and raise an OSError."""
+        """Write all waiting outcomes, or leave the file as it was and raise an OSError."""
         if not self._waiting:
             return
         content = b"".join(self._waiting)
         try:
             if self._is_torn:
                 os.ftruncate(self._file, self._good)
-            self._is_torn = True  # until all of it is there
+            self._is_torn = True  # until everything is written
             written = 0
             while written < len(content):
                 written += _write_at(self._file, self._good + written, content[written:])
@@ -165,11 +166,11 @@ class Journal:
         self._waiting, self._is_torn = [], False
 
     def sync(self) -> None:
-        """Force the file to the disk, against a failure of power."""
+        """Force the file to the disk, so that it survives a power failure."""
         os.fsync(self._file)
 
     def close(self) -> None:
-        """Give the file back, and leave none behind that has nothing in it."""
+        """Close the file; remove it if it is empty."""
         is_empty = os.fstat(self._file).st_size == 0
         os.close(self._file)
         if is_empty:
@@ -187,8 +188,11 @@ def _read_all(file: int) -> bytes:
     return b"".join(iter(lambda: os.read(file, 2**24), b""))
 
 
-def _hold(file: int, path: Path) -> None:
-    """Refuse a journal that another process writes to; the system lets go of it whenever a process ends."""
+def _lock(file: int, path: Path) -> None:
+    """Lock the journal, or raise if another process holds it.
+
+    The system unlocks it when a process ends.
+    """
     if fcntl is None:
         return
     try:
@@ -210,7 +214,7 @@ def _framed(number: int, i: int, digest: bytes, outcome: Outcome) -> bytes:
 
 
 def _failure(content: bytes) -> Failure | None:
-    """A failure without its parameters, which the request has."""
+    """A failure without its parameters, which come from the request."""
     if not content:
         return None
     words: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in json.loads(content).items()}

@@ -1,7 +1,7 @@
-"""States as plain data: the shape of the tree in JSON, the numbers of its arrays laid end to end, one vector a dtype.
+"""States as plain data: the structure in JSON, the numbers in one vector for each dtype.
 
-Nothing here knows what a state means. A class is written down by its name and found again among the classes of modules that are loaded
-already; its fields are set without calling it, so that reading a tree runs no code, whoever wrote it.
+A class is written by its name and looked up among the classes of modules that are already loaded.
+Its fields are set without calling it, so reading a tree runs no code, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 __all__ = ["Reader", "Writer"]
 
 _PLAIN = (bool, str, type(None))
-_KINDS = "biufc"  # of arrays: numbers and truth values
+_KINDS = "biufc"  # kinds of dtype that arrays may have: numbers and truth values
 
 
 @dataclass
 class Writer:
-    """Turns values into JSON, and collects their arrays.
+    """Turns values into JSON and collects their arrays.
 
     Examples
     --------
@@ -37,7 +37,8 @@ class Writer:
 
     _parts: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
     _filled: dict[str, int] = field(default_factory=dict)
-    _places: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)  # an array met twice is written once
+    # Where an array is written, by its id: one that occurs twice is written once.
+    _places: dict[int, tuple[Any, dict[str, Any]]] = field(default_factory=dict)
 
     def write(self, value: Any) -> Any:
         """Return what `Reader.read` turns back into ``value``, bit for bit."""
@@ -85,16 +86,16 @@ class Reader:
     Parameters
     ----------
     arrays
-        As `Writer.arrays` gave them.
+        The result of `Writer.arrays`.
     packages
-        Where classes may come from, by the first part of their module's name.
+        Names of the packages whose classes may be rebuilt.
     """
 
     arrays: Mapping[str, NDArray[Any]]
     packages: Collection[str] = ("qbvi",)
 
     def read(self, tree: Any) -> Any:
-        """Rebuild one value; raise a ValueError for anything that `Writer.write` does not write."""
+        """Rebuild one value; raise a ValueError for what `Writer.write` does not produce."""
         if not isinstance(tree, dict | list):
             return tree
         kinds = {
@@ -141,10 +142,10 @@ class Reader:
             raise ValueError(msg)
         if issubclass(kind, tuple):
             return tuple.__new__(kind, values.values())
-        made = object.__new__(kind)
+        instance = object.__new__(kind)
         for name, value in values.items():
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(instance, name, value)
+        return instance
 
 
 def _fields(kind: type) -> tuple[str, ...]:
@@ -159,7 +160,10 @@ def _path(kind: type) -> str:
 
 
 def _found(path: str, packages: Collection[str]) -> type:
-    """Look a class up among those that are loaded; nothing is imported, and nothing but data classes is found."""
+    """Look up a class among those that are loaded.
+
+    Nothing is imported, and only data classes are found.
+    """
     module, _, name = path.partition(":")
     held = vars(sys.modules[module]) if module.split(".")[0] in packages and module in sys.modules else {}
     kind = held.get(name)

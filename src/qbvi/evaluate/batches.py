@@ -1,4 +1,4 @@
-"""Mini-batches: rows of the user's data, drawn without replacement, and the factor that makes up for the rest."""
+"""Mini-batches: rows of the user's data, drawn without replacement, and their factor N / M."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ __all__ = ["Batches", "WithData", "mapped_parts", "n_rows_of", "rows_of"]
 
 @dataclass(frozen=True)
 class Batches:
-    r"""The data handed to the log-likelihood, whole or in mini-batches (paper, "Mini-batches").
+    r"""The data of the log-likelihood, whole or in mini-batches (paper, "Mini-batches").
 
     .. math:: \log p(y | \theta) \approx \frac{N}{M} \sum_{i \in \text{batch}} \log p(y_i | \theta)
 
     Parameters
     ----------
     data
-        An array, a pandas object, or a tuple, list or dict of them, all with the same number N of rows.
+        An array, a pandas object, or a tuple, list or dict of them, all with the same number N of
+        rows.
     batch_size
         Rows M of a batch; None for all rows at once.
     as_rows
-        Draw row numbers instead of the rows themselves, for a function that holds the data: see `bound_to`.
+        Draw row numbers instead of rows, for a function that holds the data; see `bound_to`.
 
     Examples
     --------
@@ -62,7 +63,7 @@ class Batches:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a batch is less than all of the data."""
+        """Whether a batch is less than all data."""
         return self.batch_size is not None and self.batch_size < self.n_rows
 
     def draw(self, rng: np.random.Generator) -> tuple[Any, float]:
@@ -73,13 +74,16 @@ class Batches:
         return (rows if self.as_rows else rows_of(self.data, rows)), self.n_rows / self.batch_size
 
     def bound_to(self, function: Callable[..., Any]) -> tuple[WithData, Batches]:
-        """Return the function with the data inside, and batches of row numbers: what travels to workers once, and what each step sends."""
+        """Return the function with its data, and batches of row numbers.
+
+        Workers receive the data once, with the function; a step sends row numbers only.
+        """
         return WithData(function, self.data), replace(self, as_rows=True)
 
 
 @dataclass
 class WithData:
-    """A function that holds its data and is told which rows of them to look at; None for all.
+    """A function with its data, which is called with the numbers of the rows to use; None for all.
 
     Examples
     --------
@@ -92,9 +96,8 @@ class WithData:
 
     function: Callable[..., Any]
     data: Any
-    _last: tuple[Any, Any] = field(
-        default=(None, None), repr=False
-    )  # rows and what they held: a step asks for them many times
+    # Row numbers and rows of the last call: all points of a step have the same.
+    _last: tuple[Any, Any] = field(default=(None, None), repr=False)
 
     def __call__(self, point: Any, rows: NDArray[np.int64] | None) -> Any:
         """Call the function on some rows of the data."""

@@ -1,4 +1,4 @@
-"""The user's function as the rest of qbvi sees it: counted, checked, and its failures kept."""
+"""The user's function as the rest of qbvi sees it, with a count of calls and a list of failures."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class EvaluationError(RuntimeError):
 
 
 class Evaluations(NamedTuple):
-    """Values of the log-likelihood at n points, finite everywhere, and which of them the function really gave."""
+    """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
-    values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop is on
+    values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
     ok: Any  # (n,) truth values
     noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
 
 
 class Runner(Protocol):
-    """Whoever makes the calls in place of this process; `qbvi.evaluate.executors.open_runner` gives one."""
+    """Makes the calls in place of this process; see `qbvi.evaluate.executors.open_runner`."""
 
     def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[tuple[int, list[Outcome]]]:
-        """Yield each block's number and outcomes as soon as they are there, in any order."""
+        """Yield the number and the outcomes of each block as they arrive, in any order."""
         ...
 
 
@@ -65,13 +65,18 @@ class BlackBox:
     function
         The user's log-likelihood.
     vectorized
-        Whether it takes all points of a step at once; a number if it takes so many.
+        Whether it takes all points of a step at once; a number for that many points a call.
     on_failure
-        What a failure becomes: ``"raise"`` an `EvaluationError`; ``"exclude"`` the point from the step (it stays in every denominator);
-        ``"floor"`` to a value below all others of its step by their range, a nat at least; a function that is given the `Failure` and returns
-        a number; or a dict of these by kind of failure or exception type, where what is not listed raises.
+        What to do with a failure:
+
+        - ``"raise"`` an `EvaluationError`;
+        - ``"exclude"`` the point from the step; it still counts in every denominator;
+        - ``"floor"``: give the point a value below all others of its step, by their range and by
+          one nat at least;
+        - a function that takes the `Failure` and returns a number;
+        - a dict of these by kind of failure or exception type. Failures that are not listed raise.
     runner
-        Who makes the calls; by default this process.
+        Makes the calls; by default this process does.
 
     Examples
     --------
@@ -108,13 +113,15 @@ class BlackBox:
         points
             Stacked along a first axis: an array (n, ...), or a dict of them.
         *batch
-            What the function is given besides the point.
+            Further arguments of the function.
         scale
-            Factor of the values.
+            Factor by which the values are multiplied.
         known
-            Outcomes by row that need not be computed again; counts, failures and values are as if they had been.
+            Outcomes by row that are known already and not computed again. They count as evaluations
+            all the same.
         on_done
-            Called in this process with the row and the outcome of each evaluation as it arrives.
+            Called in this process with the row and the outcome of each new evaluation as it
+            arrives.
         """
         is_first = self.n_evals == 0
         outcomes = dict(known)
@@ -133,12 +140,12 @@ class BlackBox:
     def _evaluated(
         self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
     ) -> Iterator[tuple[int, Outcome]]:
-        """Yield row and outcome of all that is not known."""
+        """Yield row and outcome of every point that is not known."""
         all_rows = [[i for i in block if i not in known] for block in blocks_of(count(points), self.vectorized)]
-        asked = [block for block in all_rows if block]
-        blocks = [rows(points, block) for block in asked]
+        wanted = [block for block in all_rows if block]
+        blocks = [rows(points, block) for block in wanted]
         for j, outcomes in self._run(blocks, batch, is_first):
-            for i, outcome in zip(asked[j], outcomes, strict=True):
+            for i, outcome in zip(wanted[j], outcomes, strict=True):
                 if outcome.failure is not None:
                     _raise_if_bug(outcome.failure, is_first)
                 yield i, outcome
@@ -149,13 +156,13 @@ class BlackBox:
         if self.runner is not None:
             yield from self.runner.run(blocks, batch)
             return
-        # In this process a bug goes through as it is, so that a debugger finds its frame.
+        # In this process a bug is raised as it is, so that a debugger finds its frame.
         let_through = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
         for j, block in enumerate(blocks):
             yield j, self.calls(block, batch, let_through)
 
     def _repeated(self, outcomes: Sequence[Outcome]) -> int:
-        """How many points were asked for a second time, alone, to find out which of a call had made it fail."""
+        """How many points were evaluated again, alone, to find the one that made a call fail."""
         if not self.calls.blame:
             return 0
         blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
@@ -173,7 +180,8 @@ class BlackBox:
             if callable(treatment):
                 values[i] = scale * _replacement(treatment, failures[i])
                 ok[i] = np.isfinite(values[i])
-        if not ok.any():  # nothing to fill in from: the method looks elsewhere, and `Run` gives up in the end
+        # No value to replace them by: the method looks elsewhere, and `Run` ends if that never helps.
+        if not ok.any():
             return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         fine = values[ok], ok[ok]
@@ -196,7 +204,7 @@ class BlackBox:
 
 
 def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: OnFailure) -> Calls:
-    """The function as it is called here or in workers; what cannot be called, and what is no policy, are refused."""
+    """The function as it is called here or in workers, after a check of all three arguments."""
     _check_function(function, vectorized)
     check_on_failure(on_failure)
     return Calls(function, bool(vectorized), blame=on_failure != "raise")
@@ -228,7 +236,7 @@ def _shapes(point: Any) -> str:
 
 
 def _raise_if_bug(failure: Failure | None, is_first: bool) -> None:
-    """A misspelt name is no property of a point, nor is a wrong shape: never hide it as a failure."""
+    """Raise a wrong shape or a misspelt name: a bug of the function, not a failure at a point."""
     bugs = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
     bug = next((kind for kind in bugs if failure is not None and failure.is_a(kind)), None)
     if failure is None or bug is None:
@@ -247,7 +255,7 @@ def _replacement(treatment: Callable[[Failure], float], failure: Failure) -> flo
 
 
 def warn_if_not_a_log(values: Floats) -> None:
-    """Say so where the values of the first step look like densities."""
+    """Warn if the values of the first step look like densities."""
     if values.size > 1 and np.all((values > 0) & (values < 1)):
         msg = (
             f"all {values.size} values of the first step lie between 0 and 1: is `log_likelihood` a likelihood? "

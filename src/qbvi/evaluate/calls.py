@@ -1,4 +1,4 @@
-"""One call of the user's function, wherever it is made: what it is given, and what becomes of its answer."""
+"""One call of the user's function, in this process or in a worker, and its outcome."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Floats = NDArray[np.float64]
 class Outcome(NamedTuple):
     """What the function gave at one point, before any scaling."""
 
-    value: float  # as it was returned; NaN where nothing was
-    noise_sd: float  # standard deviation of the value's noise, where the function tells it; else zero
+    value: float  # as the function returned it; NaN where it returned nothing
+    # Standard deviation of the value's noise, where the function returns it; else zero.
+    noise_sd: float
     failure: Failure | None  # why the value cannot be used
 
 
@@ -33,16 +34,20 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Calls:
-    """The user's function as a map from a block of stacked points to outcomes; it travels to workers as it is.
+    """The user's function as a map from a block of stacked points to outcomes.
+
+    Workers receive this object.
 
     Parameters
     ----------
     function
         The user's log-likelihood.
     vectorized
-        Whether it takes a whole block at once; otherwise it is called for one point after the other.
+        Whether the function takes a whole block at once; otherwise it is called once for each
+        point.
     blame
-        Whether to repeat a call for many points that raised, one point at a time, so that the others are not lost with the culprit.
+        Whether to repeat a call for many points that raised, one point at a time. Only the points
+        that fail by themselves are then lost.
 
     Examples
     --------
@@ -58,7 +63,10 @@ class Calls:
     def __call__(
         self, block: Points, batch: tuple[Any, ...] = (), let_through: tuple[type[Exception], ...] = ()
     ) -> list[Outcome]:
-        """Return the outcome at each point of the block; exceptions become failures, but for those to be let through."""
+        """Return the outcome at each point of the block.
+
+        Exceptions become failures, except those in ``let_through``.
+        """
         if self.vectorized:
             return self._at_once(block, batch, let_through)
         return [self._alone(row(block, i), batch, let_through) for i in range(count(block))]
@@ -66,7 +74,7 @@ class Calls:
     def _alone(self, point: Any, batch: tuple[Any, ...], let_through: tuple[type[Exception], ...]) -> Outcome:
         start = time.perf_counter()
         try:
-            # A copy: what the function does to its argument is its own affair.
+            # A copy, because the function may overwrite its argument.
             value, sd = map(number_of, _value_and_sd(self.function(copied(point), *batch)))
             return Outcome(value, sd, failure_of_value(point, value, time.perf_counter() - start))
         except let_through:
@@ -90,13 +98,17 @@ class Calls:
             return [Outcome(np.nan, 0.0, replace(failure, parameters=row(block, i))) for i in range(n)]
         seconds = time.perf_counter() - start
         outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
-        for i in np.flatnonzero(~np.isfinite(values)).tolist():  # only failures need a copy of their point
+        # Only failures need a copy of their point.
+        for i in np.flatnonzero(~np.isfinite(values)).tolist():
             outcomes[i] = outcomes[i]._replace(failure=failure_of_value(row(block, i), outcomes[i].value, seconds))
         return outcomes
 
 
 def blocks_of(n: int, vectorized: bool | int) -> list[range]:
-    """Rows that go into one call: one, or all, or so many. The same whoever makes the calls, so that rounding is too.
+    """Divide n rows into the blocks of one call each.
+
+    The blocks depend on ``vectorized`` alone, not on who makes the calls, so that rounding does not
+    either.
 
     Examples
     --------
@@ -113,7 +125,10 @@ def working_as(worker: str, outcomes: Iterable[Outcome]) -> list[Outcome]:
 
 
 def number_of(value: Any, name: str = "log_likelihood") -> float:
-    """Return a single real number as a float; what is none blames the function called ``name``."""
+    """Return a single real number as a float.
+
+    The error for anything else names the function ``name``.
+    """
     array = _numeric(value, name)
     if array.size != 1:
         msg = (
@@ -125,7 +140,7 @@ def number_of(value: Any, name: str = "log_likelihood") -> float:
 
 
 def _value_and_sd(returned: Any) -> tuple[Any, Any]:
-    """A pair is a value and the standard deviation of its noise; anything else a value without noise."""
+    """Split a pair into a value and the standard deviation of its noise, zero for a value alone."""
     if isinstance(returned, tuple) and len(returned) == 2:
         return returned
     return returned, 0.0

@@ -17,23 +17,23 @@ from qbvi.points import Points
 
 __all__ = ["OnWorkers"]
 
-_MOST_ROUNDS = (
-    3  # times that parts are asked in one step when workers die over them; each time, Dask itself tries several workers
-)
+# Attempts at one step when workers die; in each, Dask itself tries several workers.
+_MOST_ROUNDS = 3
 
 
 class OnWorkers:
-    """Parts that stay on the workers; a step is one task for each.
+    """Parts that stay on the workers; a step is one task for each part.
 
-    All that a task needs can be had again when a worker dies: the function and the points are tasks themselves, Dask parts have their recipe, and parts that
-    came from this process are sent again.
+    When a worker dies, everything that its tasks need can be restored: the function and the points
+    are results of tasks, Dask recomputes its own parts, and this process sends its parts again.
     """
 
     def __init__(self, function: PartFunction, parts: Any, client: Client | None) -> None:
         self._client = client or _current_client()
         self._payload = (uuid.uuid4().hex, packed(function, "function"))
         self._function = self._sent_function()
-        self._own, self._parts = _placed(self._client, parts)  # what only this process can send again, if anything
+        # Parts that only this process can send again, if any.
+        self._own, self._parts = _placed(self._client, parts)
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -42,27 +42,27 @@ class OnWorkers:
         """Return f(points, part) for each selected part, in order."""
         for _ in range(_MOST_ROUNDS - 1):
             try:
-                return list(self._client.gather(self._asked(points, selection)))
+                return list(self._client.gather(self._submitted(points, selection)))
             except LOST:
-                self._bring_back()
-        return list(self._client.gather(self._asked(points, selection)))
+                self._restore()
+        return list(self._client.gather(self._submitted(points, selection)))
 
-    def _asked(self, points: Points, selection: Selection) -> list[Future]:
+    def _submitted(self, points: Points, selection: Selection) -> list[Future]:
         chosen, rows = selection.parts, selection._replace(parts=())
         there = self._client.submit(_unchanged, points, pure=False)
         each = ([thing] * len(chosen) for thing in (self._function, there, rows))
-        # One map: the scheduler hears of all tasks in one message.
+        # One map: the scheduler receives all tasks in one message.
         return list(self._client.map(_value_there, *each, chosen, [self._parts[k] for k in chosen], pure=False))
 
-    def _bring_back(self) -> None:
-        """Send again what was lost and has no recipe."""
+    def _restore(self) -> None:
+        """Send again what was lost and cannot be recomputed."""
         if self._function.status != "finished":
             self._function = self._sent_function()
         gone = lost_of(self._client, self._parts)
         if self._own is not None:
             for k in gone:
                 self._parts[k] = scattered(self._client, self._own[k])
-        elif any(self._parts[k].status in ("cancelled", "lost") for k in gone):  # others are being made again
+        elif any(self._parts[k].status in ("cancelled", "lost") for k in gone):  # Dask recomputes the others
             msg = f"parts {gone} are gone with their workers and cannot be made again: give `parts` as delayed values, which can"
             raise RuntimeError(msg)
 
@@ -71,7 +71,10 @@ class OnWorkers:
 
 
 def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Future]]:
-    """Put the parts on the workers; return those that can only come from here, and the futures of all."""
+    """Put the parts on the workers.
+
+    Return those that only this process has, if any, and the futures of all.
+    """
     if isinstance(parts, list | tuple) and all(isinstance(part, Future) for part in parts):
         return None, list(parts)
     if hasattr(parts, "to_delayed"):
@@ -84,7 +87,8 @@ def _placed(client: Client, parts: Any) -> tuple[Sequence[Any] | None, list[Futu
 
 def _delayed(collection: Any) -> list[Any]:
     if getattr(collection, "ndim", 1) > 1 and hasattr(collection, "chunks"):
-        collection = collection.rechunk({axis: -1 for axis in range(1, collection.ndim)})  # a part has whole rows
+        # A part has whole rows.
+        collection = collection.rechunk({axis: -1 for axis in range(1, collection.ndim)})
     delayed = collection.to_delayed()
     return list(delayed.ravel() if hasattr(delayed, "ravel") else delayed)
 
@@ -109,7 +113,7 @@ _LOADED: dict[str, Callable[..., Any]] = {}
 
 
 def _loaded(token: str, payload: bytes) -> Callable[..., Any]:
-    """Unpickle once per process; a worker keeps the functions of the last few likelihoods."""
+    """Unpickle once per process. A worker keeps the functions of the last few likelihoods."""
     if token not in _LOADED:
         for old in list(_LOADED)[:-3]:
             del _LOADED[old]

@@ -1,4 +1,4 @@
-"""Who makes the calls: this process, worker processes of ours, or whatever executor the user has."""
+"""Where calls are made: in this process, in our own worker processes, or in the user's executor."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from qbvi.evaluate.black_box import EvaluationError, Runner
 from qbvi.evaluate.calls import Calls, Outcome, working_as
 from qbvi.evaluate.pool import Processes
 from qbvi.evaluate.shipping import packed
-from qbvi.evaluate.tasks import Ledger, Pace, Settled, Task, chunked
+from qbvi.evaluate.tasks import BlockOutcomes, Ledger, Pace, Task, chunked
 from qbvi.points import Points
 
 __all__ = ["Delivery", "Executor", "Report", "open_runner", "run_chunk", "warn_if_nothing_to_share"]
 
 Executor = Any  # None, a number of processes, a Dask client, or anything with `submit` or `map`
 
-_ROUND_TRIP = 1e-3  # seconds that a task of somebody else's executor costs, at most, on one machine
-_MOST_LOADED = 4  # functions that a worker keeps: a pool of the user's may see many fits
+_ROUND_TRIP = 1e-3  # seconds that a task of the user's executor costs, at most, on one machine
+_MOST_LOADED = 4  # functions that a worker keeps: a pool of the user's may serve many fits
 
 
 @contextlib.contextmanager
 def open_runner(calls: Calls, executor: Executor, timeout: float | None = None) -> Iterator[Runner | None]:
-    """Give a `Runner` for what a user passes as ``executor``, and end what was started for it; None to make the calls here.
+    """Give a `Runner` for the argument ``executor``; None if this process makes the calls.
+
+    On exit, processes that were started for it end.
 
     Examples
     --------
@@ -57,7 +59,7 @@ def open_runner(calls: Calls, executor: Executor, timeout: float | None = None) 
 
 
 def warn_if_nothing_to_share(executor: Executor, vectorized: bool | int) -> None:
-    """Say that a call for all points keeps one worker busy and no more."""
+    """Warn that one call for all points keeps only one worker busy."""
     if executor is not None and executor != 1 and vectorized is True:
         msg = (
             "`executor` has nothing to share out: with vectorized=True all points of a step go into one call; pass the number of points "
@@ -67,7 +69,7 @@ def warn_if_nothing_to_share(executor: Executor, vectorized: bool | int) -> None
 
 
 class Delivery(NamedTuple):
-    """What a worker is sent: points, and the function only if it asked for it."""
+    """A message to a worker: points, and the function only if the worker lacks it."""
 
     token: str
     payload: bytes | None
@@ -76,14 +78,17 @@ class Delivery(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker sends back; no outcomes where it does not have the function yet."""
+    """The reply of a worker; without outcomes if it lacks the function."""
 
     seconds: float
     outcomes: list[list[Outcome]] | None
 
 
 def run_chunk(delivery: Delivery) -> Report:
-    """Make the calls of one message, in whatever process it arrives; the function is unpickled the first time only."""
+    """Make the calls of one message, in any process.
+
+    The function is unpickled once in each process.
+    """
     calls, worker = _found(delivery)
     if calls is None:
         return Report(0.0, None)
@@ -92,13 +97,14 @@ def run_chunk(delivery: Delivery) -> Report:
     return Report(time.monotonic() - start, outcomes)
 
 
-# Functions of this process's own fits, with its number: threads find them without any pickling, processes forked from it do not.
+# Functions of the fits of this process, with its id: threads share them, processes forked from it
+# do not.
 _HERE: dict[str, tuple[int, Calls]] = {}
-_LOADED: OrderedDict[str, Calls] = OrderedDict()  # functions that came from another process
+_LOADED: OrderedDict[str, Calls] = OrderedDict()  # functions received from another process
 
 
 def _found(delivery: Delivery) -> tuple[Calls | None, str]:
-    """Return the function, if it is here, and the name of who runs it."""
+    """Return the function, if it is here, and the name of the worker."""
     pid = os.getpid()
     owner, calls = _HERE.get(delivery.token, (0, None))
     if owner == pid:
@@ -111,9 +117,12 @@ def _found(delivery: Delivery) -> tuple[Calls | None, str]:
 
 
 class _Borrowed:
-    """An executor of the user's: never shut down by us, and sent the function no more than once per worker.
+    """An executor of the user's.
 
-    A task carries points and the function's name. A worker that does not know the name says so; its task is sent again, with the function.
+    We never shut it down, and send the function at most once to each worker.
+
+    A task carries points and a token for the function. A worker that does not know the token says
+    so; its task is sent again, with the function.
     """
 
     def __init__(self, calls: Calls, executor: Any) -> None:
@@ -137,22 +146,20 @@ class _Borrowed:
     def close(self) -> None:
         _HERE.pop(self._token, None)
 
-    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[Settled]:
+    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[BlockOutcomes]:
         ledger = Ledger(blocks)
         waiting = list(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
-        loaded = (
-            0  # messages that carry the function: none at first, then one for each worker, until nobody asks for it
-        )
+        loaded = 0  # messages that carry the function: none at first, then one for each worker
         while waiting:
-            asked = []
+            without_function = []
             for i, report in self._start(self._deliveries(waiting, batch, loaded)):
                 if report.outcomes is None:
-                    asked.append(waiting[i])
+                    without_function.append(waiting[i])
                     continue
                 self._pace.add(len(report.outcomes), report.seconds)
                 for task, outcomes in zip(waiting[i], report.outcomes, strict=True):
-                    yield from ledger.settle(task, outcomes)
-            waiting, loaded = asked, self._pace.workers
+                    yield from ledger.enter(task, outcomes)
+            waiting, loaded = without_function, self._pace.workers
 
     def _deliveries(self, chunks: list[list[Task]], batch: tuple[Any, ...], loaded: int) -> list[Delivery]:
         points = [[task.points for task in chunk] for chunk in chunks]
@@ -166,10 +173,11 @@ _Start = Callable[[list[Delivery]], Iterator[tuple[int, Report]]]
 
 
 def _submitter(executor: Any) -> _Start:
-    """How to start tasks on the executor: its `submit`, else its `map`, else itself."""
+    """How to start tasks on the executor: by its `submit`, else its `map`, else by calling it."""
     if hasattr(executor, "submit"):
         return functools.partial(_by_submit, executor)
-    for name in ("imap", "map"):  # imap hands on results as they come; a multiprocessing.Pool has both
+    # `imap` yields results as they arrive; a multiprocessing.Pool has both.
+    for name in ("imap", "map"):
         if hasattr(executor, name):
             return functools.partial(_by_map, getattr(executor, name))
     if callable(executor):
@@ -202,7 +210,7 @@ def _by_submit(executor: Any, deliveries: list[Delivery]) -> Iterator[tuple[int,
 def _as_completed(futures: Iterable[Any]) -> Iterator[Any]:
     if all(isinstance(future, concurrent.futures.Future) for future in futures):
         return concurrent.futures.as_completed(futures)
-    return iter(list(futures))  # futures of somebody's own kind: in order
+    return iter(list(futures))  # futures of another class: in order
 
 
 def _by_map(mapper: Callable[..., Iterable[Any]], deliveries: list[Delivery]) -> Iterator[tuple[int, Report]]:
@@ -210,9 +218,9 @@ def _by_map(mapper: Callable[..., Iterable[Any]], deliveries: list[Delivery]) ->
 
 
 def _width(executor: Any) -> int:
-    """Number of workers, where the executor tells it."""
-    told = (getattr(executor, name, None) for name in ("_max_workers", "num_workers", "_processes"))
-    return next((width for width in told if isinstance(width, int) and width > 0), os.cpu_count() or 1)
+    """Number of workers, if the executor has it as an attribute; else the number of processors."""
+    widths = (getattr(executor, name, None) for name in ("_max_workers", "num_workers", "_processes"))
+    return next((width for width in widths if isinstance(width, int) and width > 0), os.cpu_count() or 1)
 
 
 def _number(executor: int | None) -> int:

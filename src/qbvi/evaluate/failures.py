@@ -17,25 +17,27 @@ KINDS = ("nan", "+inf", "-inf", "exception", "timeout", "died")
 
 @dataclass(frozen=True, eq=False)
 class Failure:
-    """One failed evaluation: where, why, how long it took, and who made it.
+    """One failed evaluation: where, why, how long it took, and in which process.
 
     Attributes
     ----------
     parameters
-        What the function was given: a dict of arrays, or one array.
+        The point: a dict of arrays, or one array.
     kind
-        ``"nan"``, ``"+inf"``, ``"-inf"``, ``"exception"``, ``"timeout"`` (the call was ended after ``timeout`` seconds) or ``"died"`` (its process
-        was lost: a crash, or no memory left).
+        One of ``"nan"``, ``"+inf"``, ``"-inf"``, ``"exception"``, ``"timeout"`` (the call was ended
+        after ``timeout`` seconds) and ``"died"`` (the process of the call ended: a crash, or no
+        memory left).
     message
-        The exception's message, or what was returned.
+        The exception's message, or the value that the function returned.
     traceback
-        The exception's traceback; empty where none was raised.
+        The exception's traceback; empty if there was no exception.
     seconds
         Time spent in the call.
     worker
-        Name of the process or cluster worker that made the call; empty for a call in the process of the fit.
+        Name of the process or cluster worker that made the call; empty for a call in the process of
+        the fit.
     types
-        Full names of the exception's class and its bases; empty where none was raised.
+        Full names of the exception's class and its bases; empty if there was no exception.
 
     Examples
     --------
@@ -53,7 +55,7 @@ class Failure:
     types: tuple[str, ...] = ()
 
     def is_a(self, error: type[BaseException]) -> bool:
-        """Whether it was an exception of this class, or of one derived from it."""
+        """Whether it is an exception of this class, or of one derived from it."""
         return full_name(error) in self.types
 
     def __repr__(self) -> str:
@@ -76,7 +78,7 @@ def failure_of_value(point: Any, value: float, seconds: float = 0.0) -> Failure 
 
 
 def full_name(error: type[BaseException]) -> str:
-    """Name of a class with its module: what remains of an exception's type on the way back from another process."""
+    """Name of a class with its module. Workers send this name in place of the exception's type."""
     return f"{error.__module__}.{error.__qualname__}"
 
 

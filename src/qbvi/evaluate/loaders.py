@@ -1,4 +1,4 @@
-"""Mini-batches from a PyTorch ``DataLoader``, as it comes: its workers, its transforms, its order."""
+"""Mini-batches from a PyTorch ``DataLoader``, with its own workers, transforms and order."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ def is_loader(data: Any) -> bool:
 
 
 class LoaderBatches:
-    """Epoch after epoch of a loader's batches, each with the factor that makes up for the rows left out.
+    """The batches of a loader, epoch after epoch, each with its factor N / M.
 
-    A batch of M of the N rows counts N / M times, so that its log-likelihood is an unbiased estimate of that of all rows where the loader
-    shuffles; the last batch of an epoch may be smaller, and counts more. What the loader draws by PyTorch's generators (order, seeds of its workers) comes from the
-    generator given to `draw`: same seed, same batches, whatever was drawn elsewhere; the loader's own generators are left as they were.
+    The log-likelihood of a batch of M rows, times N / M, is an unbiased estimate of that of all N
+    rows if the loader shuffles. The last batch of an epoch may be smaller; its factor is larger.
+    All random numbers of the loader (order, seeds of its workers) follow from the generator given
+    to `draw`: the same seed gives the same batches. The loader's own generators are left as they
+    were.
 
     Parameters
     ----------
     loader
         A ``torch.utils.data.DataLoader`` over a data set that has a length.
     backend
-        Where batches are wanted. On NumPy they stay the tensors that they are.
+        Where batches go. On NumPy they stay tensors.
     """
 
     def __init__(self, loader: Any, backend: Backend = HOST) -> None:
@@ -66,7 +68,7 @@ class LoaderBatches:
         return mapped_tree(self._there, batch), self.n_rows / n_rows_of(batch)
 
     def on(self, backend: Backend) -> LoaderBatches:
-        """The same batches for a fit on a backend: those of a step are copied to its device, and no others."""
+        """The same batches for a fit on a backend: each step copies its own batch to the device."""
         if backend.name != "torch":
             msg = f"`data` can be a DataLoader with backend='torch' or 'numpy', got backend={backend.name!r}; pass arrays, with batch_size"
             raise ValueError(msg)
@@ -78,7 +80,7 @@ class LoaderBatches:
 
 
 def _n_rows(loader: Any) -> int:
-    """Rows that an epoch chooses from."""
+    """Number of rows that an epoch chooses from."""
     chosen = getattr(loader.sampler, "indices", None)
     if chosen is not None:
         return len(chosen)
@@ -93,7 +95,7 @@ def _n_rows(loader: Any) -> int:
 
 
 def _leaves_rows_out(loader: Any, n_rows: int) -> bool:
-    """Whether the one batch of an epoch is not all of the data."""
+    """Whether the only batch of an epoch is less than all data."""
     size = getattr(loader, "batch_size", None) or n_rows
     drawn = len(loader.sampler) if hasattr(loader.sampler, "__len__") else n_rows
     return bool(loader.drop_last and size < n_rows) or drawn < n_rows
@@ -109,7 +111,7 @@ def _n_batches(loader: Any) -> int:
 
 @contextmanager
 def _seeded(loader: Any, seed: int) -> Iterator[None]:
-    """Let all that the loader draws follow from ``seed``, and nobody else notice."""
+    """Seed all random numbers of the loader, and restore the generators afterwards."""
     import torch
 
     own = (part.generator for part in (loader, loader.sampler, loader.batch_sampler) if hasattr(part, "generator"))

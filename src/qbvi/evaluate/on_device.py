@@ -1,4 +1,4 @@
-"""The user's function on a backend: arrays of its library in and out, in calls that fit into its memory."""
+"""The user's function on a backend: arrays of one library, in calls that fit into memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ __all__ = ["DeviceBatches", "DeviceBox", "DeviceFunction", "FromHost", "Identity
 
 
 class Identity:
-    """Stands for an object in keys of what was compiled: by its own equality where it has a hash, else by being the same."""
+    """An object as a key of compiled programs.
+
+    Two are equal if the objects are, or, for objects without a hash, if they are the same object.
+    """
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -46,20 +49,20 @@ class Identity:
 
 @dataclass(frozen=True)
 class DeviceFunction:
-    """A log-likelihood as a function of stacked points on a backend: values and noise of n points, checked.
+    """A log-likelihood of stacked points on a backend: values and noise of n points, with checks.
 
     Parameters
     ----------
     function
-        The user's.
+        The user's function.
     vectorized
-        Whether it takes stacked points; otherwise the backend maps it.
+        Whether it takes stacked points; otherwise the backend maps it over them.
     backend
-        Whose arrays it is given and has to return.
+        The library of its arguments and of its results.
     block
-        Most points of one call; None for all of them.
+        The most points of one call; None for no limit.
     version
-        What the function computes, besides who it is: see `Backend.version`.
+        A name for what the function computes now; see `Backend.version`.
     """
 
     function: Identity
@@ -76,7 +79,7 @@ class DeviceFunction:
         return values, noise_sd
 
     def at_once(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
-        """The same in one call, however many points there are."""
+        """The same in one call, for any number of points."""
         call, n = self.function.value, count(points)
         with self.backend.explained():
             points, batch = self.backend.shared(points, batch)
@@ -111,7 +114,10 @@ class DeviceFunction:
 
 @dataclass
 class DeviceBox(BlackBox):
-    """A `BlackBox` whose points and values stay on a backend; failures alone are brought to the host, to be named."""
+    """A `BlackBox` whose points and values stay on a backend.
+
+    Only failures are copied to the host.
+    """
 
     backend: Backend = HOST
 
@@ -119,18 +125,17 @@ class DeviceBox(BlackBox):
         super().__post_init__()
         self.likelihood = DeviceFunction(Identity(self.function), bool(self.vectorized), self.backend)
         self._most = math.inf if isinstance(self.vectorized, bool) else self.vectorized
-        self._each = (
-            None if self._most == math.inf else 0.0
-        )  # bytes that a call needs for each of its points; None before that is known
+        # Bytes that a call needs for each of its points; None before they are measured.
+        self._each = None if self._most == math.inf else 0.0
         self._planned = 0  # points of the call that was planned last
 
     def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
-        """Choose how many points a call may have; ``points`` need only have shapes."""
+        """Choose how many points a call may have. Of ``points`` only the shapes matter."""
         self._planned = n = count(points)
         if self._each is None:
             self._each = self._measured(points, batch)
         fitting = math.floor(self.backend.free_bytes() / self._each) if self._each else n
-        # A power of two, so that what other programs do to the memory rarely means another compilation.
+        # A power of two, so that changes of the free memory rarely mean another compilation.
         fitting = n if fitting >= n else 2 ** (max(fitting, 1).bit_length() - 1)
         block = int(min(fitting, self._most))
         self.likelihood = replace(self.likelihood, block=block if block < n else None)
@@ -143,7 +148,7 @@ class DeviceBox(BlackBox):
         known: Mapping[int, Outcome] | None = None,
         on_done: Callable[[int, Outcome], None] | None = None,
     ) -> Evaluations:
-        """Evaluate at stacked points of the backend; the answer is of the backend too."""
+        """Evaluate at stacked points of the backend; the results are arrays of the backend."""
         with self.backend.active():
             return self._answered(points, batch, scale)
 
@@ -152,31 +157,31 @@ class DeviceBox(BlackBox):
         xp = array_namespace(raw)
         values, ok = raw * scale, xp.isfinite(raw)
         on_host = self.backend.to_host(raw)
-        self.count(on_host)
+        self.count_evaluations(on_host)
         if np.isfinite(on_host).all():
             return Evaluations(values, ok, noise_sd * scale)
-        failures = self.name(points, on_host)
+        failures = self.failures_at(points, on_host)
         if not isinstance(self.on_failure, str):
             evaluated = Evaluations(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
             replaced = self._replace_failed(evaluated, failures, scale)
             return Evaluations(*(self.backend.asarray(part) for part in replaced))
-        self.note(failures, np.isfinite(on_host))
+        self.record(failures, np.isfinite(on_host))
         return Evaluations(*replace_failed(self.on_failure, values, ok), noise_sd * scale)
 
-    def count(self, raw: NDArray[Any]) -> None:
-        """Count the evaluations of a step, and look at the first ones."""
+    def count_evaluations(self, raw: NDArray[Any]) -> None:
+        """Count the evaluations of a step, and warn if the first ones look like densities."""
         if self.n_evals == 0:
             warn_if_not_a_log(raw[np.isfinite(raw)])
         self.n_evals += len(raw)
 
-    def name(self, points: Any, raw: NDArray[Any]) -> dict[int, Failure]:
+    def failures_at(self, points: Any, raw: NDArray[Any]) -> dict[int, Failure]:
         """The failures among n points, by row."""
         host = self.backend.fetch(points)
         found = {i: failure_of_value(row(host, i), float(raw[i])) for i in np.flatnonzero(~np.isfinite(raw)).tolist()}
         return {i: failure for i, failure in found.items() if failure is not None}
 
-    def note(self, failures: Mapping[int, Failure], ok: NDArray[np.bool_]) -> None:
-        """Keep failures; raise the first where the policy says so."""
+    def record(self, failures: Mapping[int, Failure], ok: NDArray[np.bool_]) -> None:
+        """Keep failures; raise the first one if the policy is ``"raise"``."""
         self.failures.extend(failures.values())
         if self.on_failure == "raise":
             raise self._error(next(iter(failures.values())), dict(failures), ok)
@@ -184,9 +189,10 @@ class DeviceBox(BlackBox):
     def raw(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
         """Values (n,) and noise (n,) as the function returns them.
 
-        Calls are halved as long as the device has no memory for them, and that is remembered.
+        A call that does not fit into the memory of the device is halved until it does; later calls
+        keep that size.
         """
-        if not self.backend.is_compiled:  # what the function does to its argument is its own affair
+        if not self.backend.is_compiled:  # the function may overwrite its argument
             points = mapped(lambda x: array_namespace(x).asarray(x, copy=True), points)
         if count(points) != self._planned:
             self.plan(points, batch)
@@ -203,20 +209,21 @@ class DeviceBox(BlackBox):
                 self.likelihood = replace(self.likelihood, block=half)
 
     def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
-        """Bytes that a call needs for each point; also take note of what the function computes now."""
+        """Bytes that a call needs for each point. It also updates the version of the function."""
         try:
             with self.backend.explained():
                 version = self.backend.version(self.likelihood.at_once, points, batch)
                 self.likelihood = replace(self.likelihood, version=version)
                 return _bytes_per_point(self.likelihood, points, batch)
-        except ShapeError:  # the call itself will say so, of as many points as it has
+        except ShapeError:  # the call itself will raise it, with its own number of points
             return 0.0
 
 
 class FromHost:
     """A function on a backend for a loop on the host: NumPy arrays in and out, stacked.
 
-    Where calls are compiled, points are padded to a few sizes, so that steps of many sizes do not mean as many compilations.
+    Compiled calls get points padded to one of a few sizes, so that steps of many sizes do not need
+    as many compilations.
     """
 
     def __init__(self, function: Callable[..., Any], vectorized: bool | int, backend: Backend) -> None:
@@ -241,14 +248,16 @@ class FromHost:
 
 @dataclass(frozen=True)
 class DeviceBatches:
-    """The data on a backend, whole or in mini-batches whose rows are drawn on the host, so that they are the same everywhere.
+    """The data on a backend, whole or in mini-batches.
+
+    Row numbers are drawn on the host, so that they are the same on every backend.
 
     Parameters
     ----------
     batches
-        As the user gave them.
+        The user's data and the size of a batch.
     backend
-        Where the data are to be.
+        Where the data go.
     """
 
     batches: Batches
@@ -256,7 +265,7 @@ class DeviceBatches:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a batch is less than all of the data."""
+        """Whether a batch is less than all data."""
         return self.batches.is_partial
 
     @property
@@ -267,7 +276,7 @@ class DeviceBatches:
 
     @cached_property
     def data(self) -> Any:
-        """The data, there."""
+        """The data on the backend."""
         data = mapped_parts(_array, self.batches.data)
         for part in leaves(data):
             self._check(part)
@@ -275,7 +284,7 @@ class DeviceBatches:
 
     @property
     def example(self) -> Any:
-        """What a step might be given."""
+        """A batch with the shapes of any step."""
         if not self.is_partial:
             return self.data
         assert self.batches.batch_size is not None
@@ -290,7 +299,7 @@ class DeviceBatches:
             return taken(self.data, self.backend.upload(self.rows(rng))), self.scale
 
     def rows(self, rng: np.random.Generator) -> NDArray[np.int32]:
-        """Numbers of the rows of one step, in the order in which `Batches.draw` draws them."""
+        """Row numbers of one step, the same that `Batches.draw` draws."""
         assert self.batches.batch_size is not None
         return rng.choice(self.batches.n_rows, self.batches.batch_size, replace=False).astype(np.int32)
 
@@ -310,12 +319,13 @@ def taken(data: Any, rows: Array) -> Any:
     return mapped_tree(lambda part: array_namespace(part).take(part, rows, axis=0), data)
 
 
-_MEASURED: dict[Any, float] = {}  # bytes for each point, by function and shapes, where measuring means to compile
+# Bytes for each point, by function and shapes, for backends that compile to measure.
+_MEASURED: dict[Any, float] = {}
 _MOST_MEASURED = 64
 
 
 def clear_cache() -> None:
-    """Let go of all that was compiled for earlier fits, and of the functions and arrays in it.
+    """Release all programs compiled for earlier fits, with the functions and arrays that they hold.
 
     Examples
     --------
@@ -338,7 +348,7 @@ def _bytes_per_point(function: DeviceFunction, points: Any, batch: tuple[Any, ..
 
 
 def _array(part: Any) -> Any:
-    """A part of the data, with an array in place of a frame, a series or a list of numbers."""
+    """A part of the data; a frame, a series or a list of numbers becomes an array."""
     if hasattr(part, "iloc"):
         return part.to_numpy()
     return np.asarray(part) if isinstance(part, list | tuple) else part

@@ -19,11 +19,13 @@ __all__ = [
     "treatment_of",
 ]
 
-Treatment = str | Callable[[Failure], float]  # "raise", "exclude", "floor", or a function that gives a value instead
+# "raise", "exclude", "floor", or a function that gives a value instead.
+Treatment = str | Callable[[Failure], float]
 OnFailure = Treatment | Mapping[str | type[BaseException], Treatment]
 
 _TREATMENTS = dict.fromkeys(("raise", "exclude", "floor"))
-_LEAST_DROP = 1.0  # nats by which a floored value lies below all others, however close to each other these are
+# Nats by which a floored value lies below all others, however close to each other these are.
+_LEAST_DROP = 1.0
 
 
 def check_on_failure(on_failure: Any) -> None:
@@ -44,8 +46,8 @@ def check_on_failure(on_failure: Any) -> None:
 def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
     """Look up the treatment of a failure.
 
-    A dict is searched by exception type first, the closest base class before others, then by kind. Failures that it does
-    not list are raised.
+    A dict is searched by exception type first, the closest base class before others, then by kind.
+    Failures that it does not list are raised.
 
     Examples
     --------
@@ -68,7 +70,8 @@ def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
 def excluded_value(values: Array, ok: Array) -> Array:
     """The value of an excluded point, (): the mean of those that are fine.
 
-    The point then pulls nowhere, and still counts in every denominator. ``values`` and ``ok`` are (n,).
+    The point then pulls nowhere, and still counts in every denominator. ``values`` and ``ok`` are
+    (n,).
 
     Examples
     --------
@@ -82,7 +85,7 @@ def excluded_value(values: Array, ok: Array) -> Array:
 
 
 def floor_value(values: Array, ok: Array) -> Array:
-    """The value of a floored point, (): below all that are fine by their range, and by one nat at least.
+    """The value of a floored point, (): below all fine ones by their range, and by a nat at least.
 
     Examples
     --------
@@ -109,8 +112,8 @@ def replace_failed(policy: str, values: Array, ok: Array) -> tuple[Array, Array]
     Returns
     -------
     values, ok
-        The new values, NaN where no value is fine; and which of them are fine now. A floored value is fine, an
-        excluded one is not.
+        The new values, NaN where no value is fine; and which of them are fine now. A floored value
+        is fine, an excluded one is not.
 
     Examples
     --------

@@ -1,7 +1,8 @@
 """Worker processes of our own, which can be killed one by one.
 
-`concurrent.futures.ProcessPoolExecutor` and the pools of its design cannot end one call, and break for good when a worker dies. Here each worker has a
-pipe of its own and nothing is shared, so that a worker that is killed leaves no lock held and no queue cut short.
+`concurrent.futures.ProcessPoolExecutor` cannot end a single call, and is unusable after a worker
+dies. Here each worker has a pipe of its own and workers share nothing, so a killed worker leaves no
+lock held and no queue damaged.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from typing import Any, Self
 
 from qbvi.evaluate.calls import Calls, Outcome, working_as
 from qbvi.evaluate.shipping import has_cloudpickle, packed
-from qbvi.evaluate.tasks import Ledger, Loss, Pace, Settled, Task, chunked
+from qbvi.evaluate.tasks import BlockOutcomes, Ledger, Loss, Pace, Task, chunked
 from qbvi.points import Points
 
 __all__ = ["Processes"]
 
 _ROUND_TRIP = 2e-4  # seconds that a message and its answer cost
-_REPLY_EVERY = 2e-3  # seconds for which a worker may keep answers back, to send several together
-_FAREWELL = 2.0  # seconds that an idle worker has to leave by itself
-_MOST_LOSSES = 2  # workers that may die over one call before it is given up
-_MOST_STILLBORN = 3  # workers that may die before they are ready, one after the other
+_REPLY_EVERY = 2e-3  # seconds for which a worker collects results, to send several together
+_SECONDS_TO_LEAVE = 2.0  # that an idle worker has to end by itself
+_MOST_LOSSES = 2  # workers that may die during one call before it is given up
+_MOST_FAILED_STARTS = 3  # workers that may die before they are ready, one after the other
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _HELLO, _READY = "hello", "ready"
 
@@ -41,12 +42,13 @@ Waiting = deque[list[Task]]
 
 
 class Processes:
-    """Processes that hold the user's function and are sent nothing but points.
+    """Processes that hold the user's function and receive points.
 
     Parameters
     ----------
     calls
-        What a worker does with a block of points; pickled once, and given to each worker when it starts.
+        What a worker does with a block of points. It is pickled once, and sent to each worker as it
+        starts.
     workers
         Number of processes.
     timeout
@@ -65,12 +67,12 @@ class Processes:
         self._blame = calls.blame
         self._payload = packed(calls)
         self._pace = Pace(workers, _ROUND_TRIP)
-        self._stillborn = 0
+        self._failed_starts = 0
         self._workers: list[_Worker] = []
         try:
-            self._workers += [self._hired() for _ in range(workers)]
+            self._workers += [self._new_worker() for _ in range(workers)]
             while not any(worker.is_ready for worker in self._workers):
-                for worker in self._stirring():
+                for worker in self._due_workers():
                     self._attend(worker, Ledger([]), deque())
         except BaseException:
             self.close()
@@ -82,44 +84,44 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[Settled]:
-        """Yield each block's number and outcomes as they arrive."""
+    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[BlockOutcomes]:
+        """Yield the number and the outcomes of each block as they arrive."""
         ledger = Ledger(blocks)
         waiting = deque(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
         try:
-            while ledger.open:
+            while ledger.n_incomplete:
                 self._hand_out(waiting, batch)
-                for worker in self._stirring():
+                for worker in self._due_workers():
                     yield from self._attend(worker, ledger, waiting)
-        finally:  # left in the middle of a step, by an error or Ctrl-C: nobody waits for the rest
+        finally:  # an error or Ctrl-C in the middle of a step: the rest is not needed
             for worker in [worker for worker in self._workers if worker.tasks]:
                 self._replace(worker)
 
     def close(self) -> None:
-        """End all processes: who is idle is asked to leave, who is not is killed."""
+        """End all processes: idle ones end by themselves, the others are killed."""
         for worker in self._workers:
             worker.dismiss()
         for worker in self._workers:
-            worker.end(_FAREWELL)
+            worker.end(_SECONDS_TO_LEAVE)
         self._workers.clear()
 
-    def _hired(self) -> _Worker:
+    def _new_worker(self) -> _Worker:
         return _Worker(reply_every=_REPLY_EVERY if self.timeout is None else 0.0)
 
     def _replace(self, worker: _Worker) -> None:
         worker.end()
-        self._workers[self._workers.index(worker)] = self._hired()
+        self._workers[self._workers.index(worker)] = self._new_worker()
 
     def _hand_out(self, waiting: Waiting, batch: tuple[Any, ...]) -> None:
         for worker in self._workers:
             if waiting and worker.is_ready and not worker.tasks:
                 worker.give(waiting.popleft(), batch)
 
-    def _stirring(self) -> list[_Worker]:
-        """Wait for workers that have something to say, died, or are late."""
+    def _due_workers(self) -> list[_Worker]:
+        """Wait for workers that sent a message, died, or exceeded the timeout; return them."""
         limit = None if self.timeout is None else max(0.0, min(map(self._time_left, self._workers)))
-        signs = {sign: worker for worker in self._workers for sign in (worker.connection, worker.process.sentinel)}
-        ready = {signs[sign] for sign in wait(list(signs), None if limit == float("inf") else limit)}
+        events = {event: worker for worker in self._workers for event in (worker.connection, worker.process.sentinel)}
+        ready = {events[event] for event in wait(list(events), None if limit == float("inf") else limit)}
         return [worker for worker in self._workers if worker in ready or self._time_left(worker) <= 0]
 
     def _time_left(self, worker: _Worker) -> float:
@@ -127,22 +129,25 @@ class Processes:
             return float("inf")
         return worker.since + self.timeout - time.monotonic()
 
-    def _attend(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
-        """Take in what a worker sent; if it died or is late, see to its calls and put another in its place."""
-        is_dead = worker.is_dead()  # asked first: all that a dead worker had sent can then be heard
-        settled = [block for task, outcomes in self._heard(worker) for block in ledger.settle(task, outcomes)]
-        if is_dead or worker.is_lost:
-            return settled + self._bury(worker, ledger, waiting)
-        if self._time_left(worker) <= 0:
-            return settled + self._cut_short(worker, ledger, waiting)
-        return settled
+    def _attend(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[BlockOutcomes]:
+        """Receive the messages of a worker.
 
-    def _heard(self, worker: _Worker) -> Iterator[tuple[Task, list[Outcome]]]:
+        If it died or is late, replace it and repeat or give up its calls.
+        """
+        is_dead = worker.is_dead()  # first, so that all messages of a dead worker are read below
+        complete = [block for task, outcomes in self._results_of(worker) for block in ledger.enter(task, outcomes)]
+        if is_dead or worker.is_lost:
+            return complete + self._repeat_lost(worker, ledger, waiting)
+        if self._time_left(worker) <= 0:
+            return complete + self._end_late(worker, ledger, waiting)
+        return complete
+
+    def _results_of(self, worker: _Worker) -> Iterator[tuple[Task, list[Outcome]]]:
         for message in worker.messages():
             if message == _HELLO:
                 worker.send_bytes(self._payload)
             elif message == _READY:
-                worker.is_ready, self._stillborn = True, 0
+                worker.is_ready, self._failed_starts = True, 0
             elif isinstance(message, str):
                 msg = f"`log_likelihood` was sent to a worker process but cannot be loaded there:\n{message}"
                 raise RuntimeError(msg)
@@ -151,23 +156,26 @@ class Processes:
                 self._pace.add(len(answers), seconds)
                 yield from worker.answered(answers)
 
-    def _bury(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
-        """Repeat the lost calls one at a time; give up one over which workers keep dying."""
+    def _repeat_lost(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[BlockOutcomes]:
+        """Repeat the lost calls one at a time. Give up a call during which workers keep dying."""
         tasks, was_ready = list(worker.tasks), worker.is_ready
         self._replace(worker)
-        self._stillborn += not was_ready
-        if self._stillborn >= _MOST_STILLBORN:
-            raise RuntimeError(_STILLBORN.format(worker.obituary()))
-        settled = []
+        self._failed_starts += not was_ready
+        if self._failed_starts >= _MOST_FAILED_STARTS:
+            raise RuntimeError(_NOT_READY.format(worker.how_it_ended()))
+        complete = []
         for task in reversed([task._replace(losses=task.losses + 1) for task in tasks]):
             if task.losses >= _MOST_LOSSES and len(tasks) == 1 and (task.is_alone or not self._blame):
-                settled += ledger.fail(task, worker.loss("died", worker.obituary()))
+                complete += ledger.fail(task, worker.loss("died", worker.how_it_ended()))
             else:
                 waiting.extendleft([piece] for piece in reversed(self._pieces(ledger, task)))
-        return settled
+        return complete
 
-    def _cut_short(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[Settled]:
-        """Kill a worker whose call takes too long; the calls it had not begun go to others."""
+    def _end_late(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[BlockOutcomes]:
+        """Kill a worker whose call takes too long.
+
+        Other workers get the calls that it had not begun.
+        """
         late, *others = worker.tasks
         loss = worker.loss("timeout", f"no answer within {self.timeout:g} s; the process was killed")
         self._replace(worker)
@@ -182,7 +190,7 @@ class Processes:
 
 
 class _Worker:
-    """One process, its pipe, and the calls it has not answered yet, in order."""
+    """One process, its pipe, and its unanswered calls in order."""
 
     def __init__(self, reply_every: float) -> None:
         context = _context()
@@ -195,7 +203,7 @@ class _Worker:
         self.tasks: deque[Task] = deque()
         self.since = 0.0  # when the first of them began
         self.is_ready = False
-        self.is_lost = False  # its end of the pipe is closed
+        self.is_lost = False  # whether its end of the pipe is closed
         self.name = f"pid {self.process.pid}"
 
     def give(self, tasks: Sequence[Task], batch: tuple[Any, ...]) -> None:
@@ -226,7 +234,7 @@ class _Worker:
     def loss(self, kind: str, message: str) -> Loss:
         return Loss(kind, message, time.monotonic() - self.since, self.name)
 
-    def obituary(self) -> str:
+    def how_it_ended(self) -> str:
         code = self.process.exitcode
         if code is not None and code < 0:
             with contextlib.suppress(ValueError):
@@ -238,7 +246,7 @@ class _Worker:
             self.send_bytes(b"")
 
     def end(self, patience: float = 0.0) -> None:
-        """Make sure that the process is gone, and those it started with it."""
+        """End the process and all processes that it started."""
         if patience and self.is_ready and not self.tasks:
             self.process.join(patience)
         if not self.is_dead():
@@ -248,27 +256,30 @@ class _Worker:
         self.connection.close()
 
 
-_STILLBORN = (
+_NOT_READY = (
     "the worker processes end before they are ready ({}); a script that is run by itself needs its calls under "
     "`if __name__ == \"__main__\":`, or: pip install 'qbvi[parallel]', with which it does not"
 )
 
 
 def _context() -> Any:
-    # Not fork: a copy of a process with threads (BLAS has them) can hang at its first lock.
+    # Not fork: a copy of a process with threads, such as those of BLAS, can hang at its first lock.
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # so that a killed worker is replaced in milliseconds
+    # A killed worker is then replaced in milliseconds.
+    context.set_forkserver_preload([__name__])
     return context
 
 
 @contextlib.contextmanager
 def _starting(limit_threads: bool) -> Iterator[None]:
-    """While a process starts: one BLAS thread, set before NumPy is loaded, and no need to run the user's script again.
+    """The environment in which a process starts: one BLAS thread, and no script to run again.
 
-    With cloudpickle what is defined in the script travels by value. Without a ``__main__`` to look at, multiprocessing does not run the script in each
-    worker, so that it needs no guard and does its work once.
+    The number of threads has to be set before NumPy is loaded.
+
+    With cloudpickle, functions of the script are sent by value. Without a ``__main__``,
+    multiprocessing does not run the script in each worker, so the script needs no guard.
     """
     main = sys.modules["__main__"]
     if limit_threads:
@@ -284,21 +295,24 @@ def _starting(limit_threads: bool) -> Iterator[None]:
 
 
 def _kill(pid: int | None) -> None:
-    """Kill a worker's whole process group: the simulator it may have started too."""
+    """Kill the whole process group of a worker, with any simulator that it started."""
     if pid is not None and hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 
 
 def _serve(connection: Connection, reply_every: float, limit_threads: bool) -> None:
-    """Life of a worker: fetch the function, then answer until an empty message or the end of the pipe."""
-    _leave_the_terminal()
-    with contextlib.suppress(EOFError, OSError):  # the fit is gone: nobody to tell
+    """The main function of a worker.
+
+    Receive the function, then points, until an empty message or the end of the pipe.
+    """
+    _follow_the_fit()
+    with contextlib.suppress(EOFError, OSError):  # the fit has ended
         connection.send(_HELLO)
         payload = connection.recv_bytes()
         try:
             calls = pickle.loads(payload)
-        except Exception:  # noqa: BLE001 - whatever loading raises is told
+        except Exception:  # noqa: BLE001 - whatever loading raises is reported
             connection.send(traceback.format_exc())
             return
         _limit_threads(limit_threads)
@@ -321,8 +335,8 @@ def _answer(connection: Connection, calls: Calls, message: tuple[list[Points], A
         connection.send((time.monotonic() - start, answers))
 
 
-def _leave_the_terminal() -> None:
-    """Ctrl-C is for the fit, which ends its workers itself; and a worker whose fit is gone has no reason to stay."""
+def _follow_the_fit() -> None:
+    """Ignore Ctrl-C, which the fit handles, and end when the process of the fit ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)

@@ -1,4 +1,4 @@
-"""Data in parts, too large for one machine or one look: the points go to the parts, and one number per point comes back from each."""
+"""Data in parts, for data too large for one machine: the points travel, the data do not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PartFunction = Callable[[Points, Any], Any]
 
 
 class Selection(NamedTuple):
-    """The parts that a step looks at, and the seed of the rows within them; None for all rows."""
+    """The parts that a step uses, the rows of each (None for all), and the seed of these rows."""
 
     parts: tuple[int, ...]
     rows_per_part: int | None
@@ -27,26 +27,30 @@ class Selection(NamedTuple):
 
 
 class ShardedLikelihood:
-    r"""A log-likelihood that is a sum over parts of the data, each evaluated where it lies.
+    r"""A log-likelihood that is a sum over parts of the data, each evaluated where it is stored.
 
     .. math:: \log p(y | \theta) = \sum_{k=1}^{P} f(\theta, \text{part}_k)
 
-    A step sends its points (S x d numbers) to every part and gets S numbers back from each; they are added in the order of the parts, so that the result
-    is the same whatever the workers did first. Give it to `qbvi.fit` with ``vectorized=True``.
+    A step sends its points (S x d numbers) to every part and receives S numbers from each. They are
+    added in the order of the parts, so the result does not depend on the order in which workers
+    finish. Pass it to `qbvi.fit` with ``vectorized=True``.
 
     Parameters
     ----------
     function
-        ``f(points, part)`` returns the log-likelihood of a part at each of S stacked points: shape (S,).
+        ``f(points, part)`` returns the log-likelihood of a part at each of S stacked points: shape
+        (S,).
     parts
-        A Dask DataFrame, Array (cut along its first axis) or Bag, a list of Dask delayed values or futures, or a list of anything.
+        A Dask DataFrame, Array (cut along its first axis) or Bag, a list of Dask delayed values or
+        futures, or a list of anything.
     client
-        The `distributed.Client` whose workers hold the parts. For Dask parts the current one is taken by default; a plain list stays in this process
-        unless a client is given.
+        The `distributed.Client` whose workers hold the parts. For Dask parts the default is the
+        current client. A plain list stays in this process unless a client is given.
     parts_per_step
-        Look at so many parts in each step, drawn at random, and scale up; by default at all.
+        Number of parts that a step draws at random; the sum is scaled up. By default all parts.
     rows_per_part
-        Look at so many rows of each part, drawn at random, and scale up; by default at all.
+        Number of rows that a step draws at random from each part; the sum is scaled up. By default
+        all rows.
 
     Examples
     --------
@@ -84,13 +88,13 @@ class ShardedLikelihood:
 
     @property
     def batches(self) -> PartBatches | None:
-        """What `qbvi.fit` draws for each step; None where every step looks at everything."""
+        """The mini-batches of `qbvi.fit`; None where every step uses all data."""
         if self.parts_per_step is None and self.rows_per_part is None:
             return None
         return PartBatches(self.n_parts, self.parts_per_step or self.n_parts, self.rows_per_part)
 
     def __call__(self, points: Points, selection: Selection | None = None) -> Floats:
-        """Return the log-likelihood at stacked points, on all of the data or on a selection: (S,)."""
+        """Return the log-likelihood at stacked points, on all data or on a selection: (S,)."""
         chosen = selection or Selection(tuple(range(self.n_parts)), None, 0)
         values = self._shards.values(points, chosen)
         checked = [_checked(value, count(points), k) for k, value in zip(chosen.parts, values, strict=True)]
@@ -101,7 +105,7 @@ class ShardedLikelihood:
 
 
 class PartBatches(NamedTuple):
-    """Mini-batches of parts, or of rows within parts; the factor makes up for the parts that are left out."""
+    """Mini-batches of parts, or of rows within parts, scaled up to all parts."""
 
     n_parts: int
     parts_per_step: int
@@ -109,7 +113,7 @@ class PartBatches(NamedTuple):
 
     @property
     def is_partial(self) -> bool:
-        """Whether a batch is less than all of the data."""
+        """Whether a batch is less than all data."""
         return self.parts_per_step < self.n_parts or self.rows_per_part is not None
 
     def draw(self, rng: np.random.Generator) -> tuple[Selection, float]:
@@ -120,7 +124,10 @@ class PartBatches(NamedTuple):
 
 
 def value_on_part(function: PartFunction, points: Points, part: Any, k: int, selection: Selection) -> Any:
-    """Evaluate on part k, or on rows of it drawn by a generator that only the selection and k decide."""
+    """Evaluate on part k, or on some of its rows.
+
+    The selection and k alone determine which rows.
+    """
     if selection.rows_per_part is None:
         return function(copied(points), part)
     n = n_rows_of(part)
@@ -130,7 +137,7 @@ def value_on_part(function: PartFunction, points: Points, part: Any, k: int, sel
 
 
 class Shards(Protocol):
-    """Parts somewhere, and what the function gives on them."""
+    """Parts in one place, and the values of the function on them."""
 
     def __len__(self) -> int: ...
 

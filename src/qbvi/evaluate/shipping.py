@@ -1,4 +1,4 @@
-"""How the user's function gets into other processes: pickled once, and what cannot travel named before anything is run."""
+"""Pickling for other processes, with an error that names the part that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEEPEST = 6  # levels to look for what cannot be pickled
 
 
 def packed(thing: Any, name: str = "log_likelihood") -> bytes:
-    """Pickle, with cloudpickle where it is installed; an error names the part that cannot be.
+    """Pickle with cloudpickle if it is installed. An error names the part that cannot be pickled.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def packed(thing: Any, name: str = "log_likelihood") -> bytes:
 
 
 def has_cloudpickle() -> bool:
-    """Whether functions can travel by value."""
+    """Whether functions can be pickled by value."""
     return importlib.util.find_spec("cloudpickle") is not None
 
 
@@ -60,11 +60,11 @@ def _way_out() -> str:
 
 
 def _culprit(thing: Any, where: str, error: Exception, depth: int = 0) -> tuple[str, Any, Exception]:
-    """Descend to the innermost part that cannot be pickled by itself."""
+    """Find the innermost part that cannot be pickled by itself."""
     for name, part in _parts(thing, where) if depth < _DEEPEST else ():
         try:
             _dumps(part)
-        except Exception as inner:  # noqa: BLE001 - whatever pickling raises tells that it failed
+        except Exception as inner:  # noqa: BLE001 - any exception means that pickling failed
             return _culprit(part, name, inner, depth + 1)
     return where, thing, error
 

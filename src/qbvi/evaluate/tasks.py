@@ -1,4 +1,4 @@
-"""The calls of one step on their way: which are owed, how many travel together, and what becomes of those that were lost."""
+"""The calls of one step: which are unanswered, how many go into one message, which were lost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure
 from qbvi.points import Points, count, row, rows
 
-__all__ = ["Ledger", "Loss", "Pace", "Settled", "Task", "chunked"]
+__all__ = ["BlockOutcomes", "Ledger", "Loss", "Pace", "Task", "chunked"]
 
-Settled = tuple[int, list[Outcome]]  # number of a block, and the outcomes at its points
+BlockOutcomes = tuple[int, list[Outcome]]  # number of a block, and the outcomes at its points
 
 
 class Task(NamedTuple):
@@ -22,17 +22,17 @@ class Task(NamedTuple):
 
     block: int
     points: Points
-    place: int | None = None
-    losses: int = 0  # how often the worker died over it
+    place: int | None = None  # the row, where it is one row of the block
+    losses: int = 0  # how many workers died during this call
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else can be to blame."""
+        """Whether it has one point only, which then caused whatever went wrong."""
         return count(self.points) == 1
 
 
 class Loss(NamedTuple):
-    """Why a call gave no answer."""
+    """Why a call has no result."""
 
     kind: str  # "timeout" or "died"
     message: str
@@ -45,13 +45,13 @@ class Loss(NamedTuple):
 
 
 class Ledger:
-    """What is still owed of a step.
+    """Which blocks of a step still lack outcomes.
 
     Examples
     --------
     >>> ledger = Ledger([np.zeros((2, 3)), np.ones((1, 3))])
     >>> first, second = ledger.tasks
-    >>> [number for number, outcomes in ledger.settle(second, [Outcome(-1.0, 0.0, None)])], ledger.open
+    >>> [number for number, outcomes in ledger.enter(second, [Outcome(-1.0, 0.0, None)])], ledger.n_incomplete
     ([1], 1)
     >>> [task.place for task in ledger.one_by_one(first)]
     [0, 1]
@@ -59,43 +59,45 @@ class Ledger:
 
     def __init__(self, blocks: Sequence[Points]) -> None:
         self.tasks = [Task(j, block) for j, block in enumerate(blocks)]
-        self.open = len(blocks)
+        self.n_incomplete = len(blocks)
         self._sizes = [count(block) for block in blocks]
         self._parts: dict[int, dict[int, Outcome]] = {}
 
-    def settle(self, task: Task, outcomes: Sequence[Outcome]) -> list[Settled]:
-        """Enter an answer; return the block if it is complete with it."""
+    def enter(self, task: Task, outcomes: Sequence[Outcome]) -> list[BlockOutcomes]:
+        """Enter the outcomes of a call. Return its block if it is complete now."""
         if task.place is None:
-            self.open -= 1
+            self.n_incomplete -= 1
             return [(task.block, list(outcomes))]
         parts = self._parts.setdefault(task.block, {})
         parts[task.place] = outcomes[0]
         if len(parts) < self._sizes[task.block]:
             return []
-        self.open -= 1
+        self.n_incomplete -= 1
         return [(task.block, [parts[i] for i in range(len(parts))])]
 
-    def fail(self, task: Task, loss: Loss) -> list[Settled]:
-        """Enter a call that will not be answered any more."""
-        return self.settle(task, [loss.at(row(task.points, i)) for i in range(count(task.points))])
+    def fail(self, task: Task, loss: Loss) -> list[BlockOutcomes]:
+        """Enter a call that was given up: all its points are failures."""
+        return self.enter(task, [loss.at(row(task.points, i)) for i in range(count(task.points))])
 
     def one_by_one(self, task: Task) -> list[Task]:
-        """Split a lost call into its points, so that only the culprit is lost with it."""
+        """Split a lost call into its points, so that only the one to blame is given up."""
         if task.is_alone:
             return [task]
         return [Task(task.block, rows(task.points, [i]), i) for i in range(count(task.points))]
 
 
 class Pace:
-    """How long a call takes, and how many of them to send at once for that.
+    """How long a call takes, and how many calls to send in one message.
 
-    Each message costs a ``round_trip``. Spreading T seconds of work over k workers takes about T / k + k round trips, least at k = sqrt(T / round
-    trip): quick functions are left to one worker, in one message. Slow ones travel alone, so that no worker waits for another.
+    Each message costs a ``round_trip`` of r seconds. To spread T seconds of work over k workers takes
+    about T / k + k r seconds, which is least at k = sqrt(T / r). One worker gets all calls of a quick
+    function, in one message. Calls of a slow function go one to a message, so that no worker waits
+    for another.
 
     Examples
     --------
     >>> pace = Pace(workers=4, round_trip=2e-4)
-    >>> pace.chunk_size(100)  # not known yet
+    >>> pace.chunk_size(100)  # nothing measured yet
     1
     >>> pace.add(calls=100, seconds=1e-4)
     >>> pace.chunk_size(100)  # a microsecond each: all to one worker
@@ -110,7 +112,7 @@ class Pace:
         self._calls, self._seconds = 0, 0.0
 
     def add(self, calls: int, seconds: float) -> None:
-        """Take note of calls made by a worker."""
+        """Add the time that a worker took for its calls."""
         self._calls += calls
         self._seconds += seconds
 
@@ -125,7 +127,7 @@ class Pace:
         return math.ceil(n / (workers * rounds))  # the same for each worker
 
 
-_ROUND_TRIPS = 25  # a message of so many costs 4 %
+_ROUND_TRIPS = 25  # work of a message in round trips, so that sending it adds 4 %
 
 
 def chunked(tasks: Sequence[Task], size: int) -> Iterable[list[Task]]:

@@ -206,7 +206,9 @@ class Product(Family):
         return self._pick(self._join(parts), tuple(int(i) for i in order))
 
     def _by_factor(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> list[Array]:
-        return [apply(f, part, self._pick(draws, c)) for (f, c), part in zip(self._parts(), self._split(q), strict=True)]
+        return [
+            apply(f, part, self._pick(draws, c)) for (f, c), part in zip(self._parts(), self._split(q), strict=True)
+        ]
 
     def _columnwise(self, apply: Callable[[Family, Array, Array], Array], q: Array, draws: Array) -> Array:
         parts = zip(self._parts(), self._split(q), strict=True)
