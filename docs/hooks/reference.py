@@ -15,7 +15,7 @@ import qbvi.models
 
 PUBLIC = {"qbvi": qbvi, "qbvi.baselines": qbvi.baselines, "qbvi.families": qbvi.families, "qbvi.models": qbvi.models}
 # Names with pages of their own, and names that only authors of a new family need.
-ELSEWHERE = {"qbvi.baselines", "qbvi.models", "qbvi.families.LAWS", "qbvi.families.Curve"}
+ELSEWHERE = {"qbvi.baselines", "qbvi.models"} | {f"qbvi.families.{name}" for name in ("LAWS", "Curve", "Part")}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
