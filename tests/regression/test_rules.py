@@ -141,3 +141,28 @@ def test_the_rule_book_is_plain_data():
     for part in dataclasses.fields(rules):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(getattr(rules, part.name), dataclasses.fields(getattr(rules, part.name))[0].name, 0)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("method", ["regression", "ridge"])
+def test_a_regression_in_any_units_is_found_from_zero(method, unit):
+    """A line with unknown noise, a flat prior: far from the start, the gradient exceeds the radius by many decades."""
+    rng = np.random.default_rng(3)
+    X = np.c_[np.ones(60), rng.standard_normal((60, 2)) * [3, 0.1]]
+    y = X @ (unit * np.array([2.0, -1.0, 5.0])) + 0.1 * unit * rng.standard_normal(60)
+
+    def log_joint(t):
+        return -60 * t[:, 3] - 0.5 * np.sum((y - t[:, :3] @ X.T) ** 2, axis=1) * np.exp(-2 * t[:, 3])
+
+    fit = qbvi.fit(log_joint, qbvi.Flat(shape=4), vectorized=True, method=method, seed=1)
+    assert fit.converged, fit.stop_reason
+    best, square, *_ = np.linalg.lstsq(X, y, rcond=None)
+    sd = np.sqrt(square[0] / 60 * np.diag(np.linalg.inv(X.T @ X)))
+    assert np.max(np.abs(fit.mean[:3] - best) / sd) < 0.1
+
+
+def test_a_step_may_be_shorter_than_any_number_of_halvings():
+    allowed = 1e-30
+    found = longest_by_bisection(lambda share: share, lambda share: share <= allowed, 1.0, RULE.halvings)
+    assert 0.9 * allowed < found <= allowed
+    assert longest_by_bisection(lambda share: share, lambda share: False, 1.0, RULE.halvings) == 0.0

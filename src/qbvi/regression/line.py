@@ -145,18 +145,25 @@ class NaturalLine:
 
 Point = TypeVar("Point")
 
+_SMALLEST_SHARE = 1e-200  # of the full step: below, squares underflow
+
 
 def longest_by_bisection(
     at: Callable[[float], Point], is_allowed: Callable[[Point], bool], longest: float, halvings: int
 ) -> Point:
-    """The longest allowed step up to the share ``longest`` of the full one."""
+    """The longest allowed step up to the share ``longest`` of the full one.
+
+    Where no share is allowed down to ``2**-halvings``, the search goes on below that: a gradient in the
+    units of the data may be larger than the radius by any number of decades.
+    """
     whole = at(longest)
     if is_allowed(whole):
         return whole
     low, high = 0.0, longest
-    for _ in range(halvings):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
+    while low == 0.0 and high > _SMALLEST_SHARE:
+        for _ in range(halvings):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
     return at(low)
 
 

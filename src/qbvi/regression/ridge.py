@@ -33,7 +33,8 @@ class RidgeRules:
 
     ridges: tuple[float, ...] = tuple(10.0**e for e in range(-8, 4))  # relative to the number of draws that count
     even_shares: int = 64  # of the full step that are tried, evenly spaced, ...
-    halved_shares: tuple[int, int] = (7, 40)  # ... and below these, powers of one half
+    halved_shares: tuple[int, int] = (7, 40)  # ... below these, powers of one half, ...
+    tiny_shares: tuple[int, int, int] = (48, 600, 8)  # ... and below these, every eighth power, for any units
     dimensions: int = 24  # of the Krylov space
     most_judged: int = 2048  # draws that the gap is estimated from: it costs the square of their number
     omega: float = 0.3  # variance of degree four against degree three, of what is not quadratic
@@ -46,7 +47,8 @@ class RidgeRules:
     def shares(self) -> tuple[float, ...]:
         """Shares of the full step that are tried, longest first."""
         even = (1 - i / self.even_shares for i in range(self.even_shares))
-        return (*even, *(2.0**-i for i in range(*self.halved_shares)))
+        powers = (*range(*self.halved_shares), *range(*self.tiny_shares))
+        return (*even, *(2.0**-i for i in powers))
 
 
 class RidgeState(NamedTuple):
