@@ -54,7 +54,8 @@ def main() -> None:
     size = subsets.sum(axis=1)
     weight = np.array([log_likelihood(s) for s in subsets]) + size * np.log(0.3) + (d - size) * np.log(0.7)
     exact = np.exp(weight - weight.max()) @ subsets / np.exp(weight - weight.max()).sum()
-    print(f"{fit.n_evals} of {len(subsets):,} subsets evaluated; converged: {fit.stop_reason}\n")
+    verdict = "converged" if fit.converged else "not converged"
+    print(f"{fit.n_evals} of {len(subsets):,} subsets evaluated; {verdict}: {fit.stop_reason}\n")
     print(f"{'variable':>8s}{'true':>8s}{'qbvi':>8s}{'exact':>8s}   probability that it is included")
     for j in range(d):
         print(f"{j:8d}{TRUE[j]:8.2f}{fit.mean[j]:8.3f}{exact[j]:8.3f}")
@@ -69,11 +70,11 @@ def picture(ours: np.ndarray, exact: np.ndarray, path: Path) -> None:
 
     figure = Figure(figsize=(7, 2.8), layout="constrained")
     panel = figure.subplots()
-    panel.bar(range(len(ours)), ours, color=["#0072B2" if effect else "#BBBBBB" for effect in TRUE])
+    panel.bar(range(len(ours)), ours, color=["#0072B2" if effect else "#BBBBBB" for effect in TRUE], label="qbvi")
     panel.plot(exact, "o", color="black", markersize=5, label="exact, from all subsets")
     panel.set(xticks=range(len(ours)), xlabel="variable (blue: its true coefficient is not zero)")
     panel.set(ylabel="inclusion probability", ylim=(0, 1.08))
-    figure.legend(loc="outside upper right", frameon=False)
+    figure.legend(loc="outside upper right", ncols=2, frameon=False)
     figure.savefig(path, dpi=200)
 
 
