@@ -217,7 +217,7 @@ def test_the_fit_so_far():
         opt.fit()
     opt.tell(opt.ask(), [density(point) for point in opt.ask()])
     assert not opt.fit().converged
-    assert opt.fit().stop_reason == "the fit is not finished: it needs more values"
+    assert opt.fit().stop_reason == "the fit is not finished: values are still missing"
 
 
 def test_a_step_out_of_the_domain_ends_it():

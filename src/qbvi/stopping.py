@@ -62,7 +62,7 @@ class StopKind(Enum):
     INTERRUPTED = "interrupted", False, "interrupted ({by}) before the fit settled"
     INTERRUPTED_AT_END = "interrupted-at-end", False, "{so_far}, but interrupted ({by}) during the last draws"
     ERROR = "error", False, "ended by an error: {error}"
-    UNFINISHED = "unfinished", False, "the fit is not finished: it needs more values"
+    UNFINISHED = "unfinished", False, "the fit is not finished: values are still missing"
     BY_HAND = "by-hand", False, "nothing was fitted: this posterior was built by hand"
     # A rule applied, but the closing verdict took the convergence back.
     FAILURES = "failures", False, "{so_far}, but the function fails at {share:.0%} of {draws}"

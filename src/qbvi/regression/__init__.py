@@ -1,7 +1,10 @@
-"""The default method: regress the residual on polynomials of the whitened draws, step in a trust region.
+"""The default method: regress the residual on the whitened draws, step in a trust region.
 
-`method` is for Gaussians, `mean_field` for products of other families. They share the `store` of all points, the regression (`surrogate` on the kernels of `hermite`) and
-what a step promises (`trust_region`); `correction` has what left-out draws say against it.
+`rules` is the rule book and `base` the iteration that the methods on the host share. `gaussian` is
+the method for Gaussian families, `mean_field` the one for products of other families, `ridge` the
+one for any array library. The first two regress (`regress`, `surrogate`, `hermite`) on the `store`
+of all points, with a `correction` by draws that the regression did not see. `ridge` regresses with
+`krylov`. `line` has the steps of a Gaussian.
 """
 
 from qbvi.regression.gaussian import Regression
