@@ -355,8 +355,8 @@ class VarianceSearch:
     # Tries for fewer than so many points: with more points a try costs more.
     tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
-    pause: int = 500  # number of points from which only every third iteration searches ...
-    every: int = 3  # ... this is that number of iterations
+    pause: int = 500  # number of points from which not every iteration searches ...
+    every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
 
