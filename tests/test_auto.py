@@ -221,7 +221,7 @@ def test_starts_that_agree_are_counted_and_paid_for(regression):
     many = qbvi.fit(regression.log_likelihood, qbvi.Normal(0, 2, shape=4), vectorized=True, n_starts=3, seed=1)
     assert many.converged
     assert many.n_evals > 2 * one.n_evals
-    assert any("3 starts: 3 settled, 3 of them" in note for note in many.notes)
+    assert any("3 starts: 3 converged, 3 of them" in note for note in many.notes)
 
 
 # ---------------------------------------------------------------- size

@@ -550,7 +550,7 @@ def test_loaders_that_cannot_be_scaled_or_kept_are_refused(data, tmp_path):
         ValueError, match="`batch_size` must be left out with a DataLoader, which has its own, 8; got 4"
     ):
         fitted(DataLoader(rows, batch_size=8, shuffle=True), batch_size=4)
-    with pytest.raises(ValueError, match="`checkpoint` cannot keep the place of a run in a DataLoader"):
+    with pytest.raises(ValueError, match="`checkpoint` cannot save the position in a DataLoader"):
         fitted(DataLoader(rows, batch_size=8, shuffle=True), checkpoint=tmp_path / "run.qbvi")
     with pytest.warns(UserWarning, match="pass shuffle=True"):
         LoaderBatches(DataLoader(rows, batch_size=8))

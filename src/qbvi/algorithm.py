@@ -1,4 +1,4 @@
-"""QBVI: the paper's loop as init, ask and tell, put together from parts that go by name."""
+"""QBVI: the paper's algorithm as init, ask and tell, composed of named parts."""
 
 from __future__ import annotations
 
@@ -43,48 +43,57 @@ RULES: dict[str, Rule] = {
 
 
 class QBVIState(NamedTuple):
-    """What the next step needs."""
+    """The state between two steps."""
 
-    q: Array  # the present member of the family
+    q: Array  # the current member of the family
     t: Array  # () number of steps made
-    memory: Any  # carried by the estimator
-    carry: Any  # carried by the updates
+    memory: Any  # state of the estimator
+    carry: Any  # state of the updates
 
 
 @dataclass(frozen=True)
 class QBVI(Algorithm):
-    r"""Natural-gradient variational inference from function values, as a sentence of named parts.
+    r"""Natural-gradient variational inference from function values, composed of named parts.
 
-    One step (paper, Algorithm 1), for draws :math:`\theta_s \sim q_\lambda`:
+    One step (paper, Algorithm 1), for draws :math:`\theta_s \sim q_\lambda`, is
 
-    .. math:: \lambda \leftarrow \lambda + \beta\, [\eta - \lambda + \hat E_q(\nabla_m \log q(\theta)\, \log p(y|\theta))]
+    .. math::
+
+        \lambda \leftarrow \lambda
+        + \beta\, [\eta - \lambda + \hat E_q(\nabla_m \log q(\theta)\, \log p(y|\theta))]
 
     Parameters
     ----------
     estimator
-        How the expectation is estimated: ``"score-function"``, ``"control-variate"`` (the paper's), ``"control-variate-centred"``,
-        ``"leave-one-out"``, ``"residual"``, or an object such as `qbvi.ControlVariate`.
+        How the expectation is estimated: ``"score-function"``, ``"control-variate"`` (the paper's),
+        ``"control-variate-centred"``, ``"leave-one-out"``, ``"residual"``, or an object such as
+        `qbvi.ControlVariate`.
     draws
         ``"independent"``, ``"antithetic"`` or ``"sobol"``.
     n_samples
         Draws per step, the paper's :math:`N_s`.
     updates
-        What is done to the direction, in this order, before the rate: `qbvi.ClipByNorm`, `qbvi.Momentum`, `qbvi.SeparateRates`.
+        Transformations of the direction, applied in this order before the rate: `qbvi.ClipByNorm`,
+        `qbvi.Momentum`, `qbvi.SeparateRates`.
     learning_rate
-        The rate :math:`\beta`: a number, a `qbvi.LearningRate` with decay, or None where ``updates`` hold one.
+        The rate :math:`\beta`: a number, a `qbvi.LearningRate` with decay, or None if ``updates``
+        hold one.
     step
-        How positive definiteness is kept: ``"plain"``, ``"bounded-rate"``, ``"exponential"``, ``"retraction"``, ``"cholesky-log"``, or
-        ``"parameters"`` for steps of the textbook parameters.
+        How the covariance stays positive definite: ``"plain"`` (it may not), ``"bounded-rate"``,
+        ``"exponential"``, ``"retraction"``, ``"cholesky-log"``, or ``"parameters"`` for steps of
+        the textbook parameters.
     stop
-        Rules of which the first to speak ends the fit: `qbvi.Patience`, `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names.
+        Stopping rules; the first that applies ends the fit. `qbvi.Patience`,
+        `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names ``"patience"``,
+        ``"parameter-change"``, ``"max-iterations"``.
     window
-        Number of bounds averaged by the smoothed bound.
+        Number of bounds that the smoothed bound averages.
     keep
-        Which iterate is returned: ``"best"`` smoothed bound, or the ``"last"``.
+        Which iterate is returned: the one with the ``"best"`` smoothed bound, or the ``"last"``.
     initial_sd
-        Standard deviation of the start, on the unconstrained scale; None for the prior's.
+        Standard deviation of the start, on the unconstrained scale; None for that of the prior.
     n_fresh
-        Fresh draws from the result, for its lower bound and k-hat.
+        Number of fresh draws from the result that estimate its lower bound and k-hat.
 
     Examples
     --------
@@ -135,21 +144,21 @@ class QBVI(Algorithm):
             raise ValueError(msg)
 
     def fresh_draws(self, n_evals: int) -> int:
-        """A fixed number."""
+        """A fixed number, `n_fresh`."""
         return self.n_fresh
 
     def start_scale(self, scale: Array) -> Array:
-        """Standard deviations to start from, given those of the prior."""
+        """Standard deviations of the initial q, given those of the prior."""
         return scale if self.initial_sd is None else array_namespace(scale).full_like(scale, self.initial_sd)
 
     def init(self, family: Family, q: Array) -> QBVIState:
-        """State before the first step, from a starting member of the family."""
+        """State before the first step, given the initial q."""
         xp = array_namespace(q)
         direction = xp.zeros_like(family.natural(q))
         return QBVIState(q, xp.sum(xp.zeros_like(q)), self._estimator.init(family, q), self._chain.init(direction))
 
     def ask(self, family: Family, state: QBVIState, rng: Source) -> Array:
-        """Draw the points at which the function is wanted: (n, d)."""
+        """Draw the points at which to evaluate the function: (n, d)."""
         xp = array_namespace(state.q)
         z = self._draws.normal(rng, self.n_samples, family.dim)
         return family.transport(state.q, xp.asarray(z, dtype=state.q.dtype, device=device(state.q)))
@@ -157,7 +166,7 @@ class QBVI(Algorithm):
     def tell(
         self, family: Family, eta: Array, state: QBVIState, theta: Array, values: Values
     ) -> tuple[QBVIState, Info]:
-        """Turn the function's values at the draws into the next state."""
+        """Estimate the natural gradient from the function's values, and make one step."""
         xp = array_namespace(state.q)
         h = family.residual(state.q, theta, values.log_joint)
         batch = Batch(theta, values.f, h, eta, self._draws.group_size(self.n_samples))
@@ -191,7 +200,7 @@ class QBVI(Algorithm):
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """A single part where a list of them is asked for is a list of one."""
+    """A sequence as it is; a single part as a sequence of one."""
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 

@@ -1,4 +1,4 @@
-"""Many steps in one compiled program: how many of them, what they need, and which points failed."""
+"""Many steps in one compiled program: how many, with which inputs, and which points failed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from qbvi.stopping import History, Rule
 
 __all__ = ["Chunk", "CompiledSteps", "Replay"]
 
-_LONGEST = 64  # steps of a chunk
-_CHUNK_BYTES = 2**26  # of all that a chunk keeps of its steps
-_CHUNK_SECONDS = 0.5  # that a chunk may take: in between are progress, Ctrl-C and the clock
+_LONGEST = 64  # most steps of a chunk
+_CHUNK_BYTES = 2**26  # most memory for the results of a chunk's steps
+# Seconds that a chunk may take: progress, Ctrl-C and the time limit are handled between chunks.
+_CHUNK_SECONDS = 0.5
 
 
 class Chunk(NamedTuple):
-    """Some steps, made at once."""
+    """The result of one compiled chunk of steps."""
 
-    before: Any  # state before the first of them
-    state: Any  # and after the last
-    iterations: list[Iteration]  # on the host, but for the q that each one left
-    raw: NDArray[Any]  # (steps, n) what the function returned
+    before: Any  # state before the first step
+    state: Any  # state after the last step
+    iterations: list[Iteration]  # on the host, except the q before each step
+    raw: NDArray[Any]  # (steps, n) values that the function returned
     inputs: Inputs
 
 
@@ -40,11 +41,11 @@ class CompiledSteps:
     box
         The user's function on that backend.
     batches
-        Rows of the data, where the function is given any.
+        Rows of the data, if the function takes any.
     state
-        The run's first state: its shapes are those of the program.
+        The run's first state: it gives the shapes of the program.
     most
-        Steps after which the loop must look in any case, as a callback wants it after each.
+        Most steps of a chunk; one if a callback must run after each.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class CompiledSteps:
     ) -> None:
         self._engine, self._box, self._batches = engine, box, batches
         self._core, self.n = self._planned(state, most)
-        self._most = 1  # steps of the next chunk, as far as the clock allows
+        self._most = 1  # steps that the next chunk has time for
 
     def make(self, state: Any, history: History, rules: tuple[Rule, ...]) -> Chunk:
-        """Make as many steps as no rule can apply before, and as the clock allows."""
+        """Make steps until a stopping rule may apply or the time of a chunk is over."""
         steps = max(1, min(self._most, *(rule.soonest(history) for rule in rules)))
         inputs = self._inputs(steps, len(history))
         backend = self._engine.backend
@@ -66,11 +67,11 @@ class CompiledSteps:
         return Chunk(state, reached, made, raw[: len(made)], inputs)
 
     def pace(self, seconds: float) -> None:
-        """Choose the length of the next chunk by what a step took."""
+        """Choose the length of the next chunk, given the time of one step."""
         self._most = min(2 * self._most, self._core.most_steps, max(1, int(_CHUNK_SECONDS / seconds)))
 
     def replay(self, chunk: Chunk) -> Replay:
-        """A way to the points of the steps of a chunk."""
+        """Access to the points of the steps of a chunk."""
         return Replay(self._engine, self._advance, chunk)
 
     def _planned(self, state: Any, most: int) -> tuple[Core, int]:
@@ -84,7 +85,7 @@ class CompiledSteps:
         pause = max(rule.pause_below for rule in stop)
         most = max(1, min(most, _LONGEST, _CHUNK_BYTES // each, *(rule.soonest(History()) for rule in stop)))
         if batches is not None and batches.is_partial and pause > -np.inf:
-            most = 1  # rows are drawn ahead: a chunk that ended early would have drawn too many
+            most = 1  # rows are drawn in advance: a chunk that ends early would have drawn too many
         assert isinstance(self._box.on_failure, str)
         parts = core.model, core.family, core.algorithm, backend
         return Core(*parts, self._box.likelihood, self._box.on_failure, most, pause), int(theta.shape[0])
@@ -108,27 +109,30 @@ class CompiledSteps:
 
 
 class Replay:
-    """The points of single steps of a chunk, for naming those that failed: the steps before are made again."""
+    """Finds the points of single steps of a chunk, to report those that failed.
+
+    A chunk does not keep its points, so the steps up to the one in question are made again.
+    """
 
     def __init__(self, engine: Engine, advance: Callable[[Any, int, Inputs], tuple[Any, ...]], chunk: Chunk) -> None:
         self._engine, self._advance, self._inputs = engine, advance, chunk.inputs
         self._state, self._made = chunk.before, 0
 
     def points(self, i: int) -> Any:
-        """What the function was given in step ``i``; steps must be named in their order."""
+        """The function's argument in step ``i``; calls must have increasing ``i``."""
         self._state, *_ = self._advance(self._state, i - self._made, self._from(self._made))
         self._made = i
         theta = self._engine.call(self._engine.core, "ask", self._state, self._inputs.key, self._from(i).t)
         return self._engine.points(theta)
 
     def _from(self, i: int) -> Inputs:
-        """The inputs as step ``i`` of the chunk sees them."""
+        """The inputs of a chunk that begins with step ``i``."""
         rows = self._inputs.rows
         later = None if rows is None else self._engine.backend.namespace.roll(rows, -i, axis=0)
         return self._inputs._replace(t=self._inputs.t + i, rows=later)
 
 
 def _at(iterations: Iteration, i: int) -> Iteration:
-    """One of stacked iterations."""
+    """Iteration ``i`` of a stack of them."""
     info = type(iterations.info)(*(part[i] for part in iterations.info))
     return Iteration(info, None, iterations.mean[i], iterations.sd[i])

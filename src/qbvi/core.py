@@ -1,4 +1,7 @@
-"""One step as a function of arrays alone: ask, evaluate, tell. What the loop calls step by step, and what is compiled into many steps."""
+"""One step as pure functions of arrays: ask, evaluate, tell.
+
+The loop calls them step by step, or compiles many steps into one program.
+"""
 
 from __future__ import annotations
 
@@ -24,45 +27,45 @@ from qbvi.random import Independent, Stream, Streams, seed_words
 
 __all__ = ["LARGEST_TRACED", "Core", "Engine", "FreshDraws", "Inputs", "Iteration"]
 
-LARGEST_TRACED = 10_000  # dimensions up to which mean and standard deviations are kept for every step
+LARGEST_TRACED = 10_000  # most dimensions for which every step keeps mean and standard deviations
 
 
 class Iteration(NamedTuple):
-    """One iteration: what the method says about it, and the q that it left; on the backend or on the host."""
+    """One iteration: the method's report and the q before the step, on the backend or the host."""
 
     info: Info
-    left: Array  # the q that was left
-    mean: Array  # (d,) of the q that was left; empty in very many dimensions
+    left: Array  # the q before the step
+    mean: Array  # (d,) of that q; empty above `LARGEST_TRACED` dimensions
     sd: Array  # (d,) likewise
 
 
 class Inputs(NamedTuple):
-    """What a compiled chunk of steps reads: arrays that change from fit to fit, or from chunk to chunk."""
+    """Inputs of a compiled chunk of steps: arrays that change between fits or between chunks."""
 
-    key: Array  # (2,) of the draws
+    key: Array  # (2,) of the random numbers
     t: Array  # () number of the first step
-    eta: Array  # (k,) what the natural parameter has of the prior
+    eta: Array  # (k,) the prior's part of the natural parameter
     data: Any  # None, or a tree of arrays
     rows: Array | None  # (most_steps, M) rows of the mini-batch of each step
-    scale: Array  # () that makes up for the rows left out
+    scale: Array  # () factor of the values that makes up for the rows left out
 
 
 @dataclass(frozen=True, eq=False)
 class Core:
-    """Model, family and method on a backend; equal where the same program would be compiled.
+    """Model, family and method on a backend; two are equal if they compile to the same program.
 
     Parameters
     ----------
     model, family, algorithm, backend
         As for `qbvi.run.Run`.
     likelihood
-        The user's function, where steps are compiled with it inside.
+        The user's function, if it is compiled into the steps.
     on_failure
-        ``"raise"``, ``"exclude"`` or ``"floor"``, likewise.
+        ``"raise"``, ``"exclude"`` or ``"floor"``: what a compiled step does with failed points.
     most_steps
         Most steps of a compiled chunk.
     pause_below
-        Nats of a predicted gap below which a chunk ends.
+        A step that predicts a gap below this, in nats, ends its chunk.
     """
 
     model: Model
@@ -86,7 +89,7 @@ class Core:
 
     @cached_property
     def eta(self) -> Array:
-        """The part of the prior that the family takes up in closed form, on the backend."""
+        """The part of the prior that the family includes in closed form, on the backend."""
         return self.backend.put(self._prior.eta)
 
     def ask(self, state: Any, key: Array, t: Array) -> Array:
@@ -94,7 +97,7 @@ class Core:
         return self.algorithm.ask(self.family, state, self.stream(key, t))
 
     def points(self, theta: Array) -> Any:
-        """What the function is given: stacked constrained values."""
+        """The function's argument: stacked constrained values."""
         return self.model.constrain(theta)
 
     def values(self, theta: Array, likelihood: Array, ok: Array, noise_sd: Array) -> Values:
@@ -103,7 +106,7 @@ class Core:
         return Values(likelihood + self._prior.remaining(theta), log_joint, ok, noise_sd)
 
     def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
-        """The next state, and what there is to read."""
+        """The next state, and the iteration."""
         left = state.q
         state, info = self.algorithm.tell(self.family, eta, state, theta, values)
         mean, sd = self.family.mean(left), self.family.sd(left)
@@ -116,11 +119,16 @@ class Core:
         return self.family.residual(q, theta, log_joint)
 
     def advance(self, state: Any, steps: Array, inputs: Inputs) -> tuple[Any, Iteration, Array, Array]:
-        """Make up to ``steps`` of `most_steps` steps.
+        """Make up to ``steps`` steps, at most `most_steps`.
 
-        Returns the state, the iterations and the function's raw values, both stacked and empty after the
-        last, and the number of steps made. A step that predicts a gap below `pause_below` is the last, for
-        the rules to look at.
+        A step that predicts a gap below `pause_below` is the last, so that the stopping rules can
+        read it.
+
+        Returns
+        -------
+        state, iterations, raw, end
+            The new state; the iterations and the function's raw values, stacked along a first axis
+            of length `most_steps`, of which the first ``end`` are filled; the number of steps made.
         """
 
         def turn(carry: tuple[Any, Array], i: Array) -> tuple[tuple[Any, Array], tuple[Iteration, Array]]:
@@ -162,7 +170,7 @@ class Core:
 
 @dataclass(frozen=True)
 class FreshDraws:
-    """Draws from a q that are no step: (n, d) standard normals, turned into draws from it."""
+    """Draws from a q outside the steps: n standard normals (n, d), transformed to q."""
 
     core: Core
     n: int
@@ -174,10 +182,11 @@ class FreshDraws:
 
 
 class Engine:
-    """The pure functions of a core as the loop calls them: compiled where the backend can, with the run's random numbers.
+    """The functions of a `Core` with the run's random numbers, compiled if the backend can.
 
-    Each kind of draw has a stream of its own, so that how many numbers one part draws changes nothing for
-    the others.
+    There are three independent streams of random numbers: for the draws of the steps, for the rows
+    of mini-batches, and for fresh draws. How many numbers one of them uses does not change the
+    others.
     """
 
     def __init__(self, core: Core, seed: int) -> None:
@@ -193,7 +202,7 @@ class Engine:
         return self.draws, self.rows, self.fresh
 
     def call(self, owner: Any, name: str, *arguments: Any) -> Any:
-        """Call a pure method, compiled where the backend can."""
+        """Call a pure method, compiled if the backend can."""
         with self.backend.active():
             return self.backend.compiled(owner, name)(*arguments)
 
@@ -210,7 +219,7 @@ class Engine:
             return algorithm.ask(family, state, self.draws if algorithm.draws_on_host else self._streams.at(t))
 
     def points(self, theta: Array) -> Any:
-        """What the function is given."""
+        """The function's argument: stacked constrained values."""
         return self.call(self.core, "points", theta)
 
     def values(self, theta: Array, evaluations: Evaluations) -> Values:
@@ -219,7 +228,7 @@ class Engine:
         return values
 
     def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
-        """The next state, and the iteration; what a person reads of it is on the host."""
+        """The next state, and the iteration, on the host except for the q before the step."""
         state, iteration = self.call(self.core, "tell", self.core.eta, state, theta, values)
         return state, self.backend.fetch(iteration._replace(left=None))._replace(left=iteration.left)
 
@@ -235,7 +244,7 @@ class Engine:
 
 
 def _prior_key(parameter: Parameter) -> tuple[Any, ...]:
-    """A prior by its numbers, or as the same object where it holds a function."""
+    """What identifies a prior: its numbers and, if it holds a function, the object itself."""
     spec = json.dumps(parameter.distribution.to_spec(), sort_keys=True, default=repr)
     own = id(parameter.distribution) if parameter.distribution.holds_code else None
     return parameter.name, parameter.is_native, spec, own

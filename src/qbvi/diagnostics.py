@@ -1,4 +1,4 @@
-"""May this posterior be trusted? Pareto k-hat of the importance ratios."""
+"""Checks of a posterior by fresh draws: Pareto k-hat, and the possible gain of further steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from scipy.stats import chi2
 
 __all__ = ["is_khat_bad", "khat_error", "left_open", "missing_nats", "pareto_khat", "still_to_gain"]
 
-KHAT_LIMIT = 0.7  # up to which importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024)
-KHAT_ERRORS = 1.5  # standard errors of k-hat by which it must be above that to count
-_FEWEST = 25  # below this the tail that k-hat is fitted to holds fewer than five ratios
-_CONSTANT = 1e-9  # nats: ratios within this are constant, q is the posterior, and there is no tail to fit
-_OUTWEIGHED = 30.0  # nats by which one ratio outweighs all others beyond rounding: worse than any number
-_TAIL = 0.2, 3.0  # the tail is a fifth of n ratios, or 3 sqrt(n) of them if that is fewer (the same source)
-_DRAWS_PER_COEFFICIENT = 4  # that least squares needs
-_ALONE = 1e-3  # share of its residual that a draw alone in its place has, at least
+# Up to this k-hat importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024).
+KHAT_LIMIT = 0.7
+KHAT_ERRORS = 1.5  # standard errors by which k-hat must exceed that limit to count as bad
+_FEWEST = 25  # draws; with fewer, the tail that k-hat is fitted to has less than five ratios
+# Nats: ratios that differ by less are constant. Then q is the posterior and has no tail to fit.
+_CONSTANT = 1e-9
+_OUTWEIGHED = 30.0  # nats by which one ratio exceeds all others: k-hat is then infinite
+# The tail is a fifth of the n ratios or, if that is fewer, 3 sqrt(n) of them (the same source).
+_TAIL = 0.2, 3.0
+_DRAWS_PER_COEFFICIENT = 4  # fewest draws for least squares
+_ALONE = 1e-3  # least value of one minus the leverage of a draw
 
 
 def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
-    """Pareto k-hat of ``exp(h)``, ``h = log p(y, theta) - log q(theta)`` at independent draws from q, and what to note of it.
+    """Pareto k-hat of the importance ratios ``exp(h)``, and notes for the user.
 
-    Below 0.5 importance weighting would correct q at once, up to 0.7 with many draws; above, q misses mass of the posterior.
+    ``h = log p(y, theta) - log q(theta)`` (n,) is taken at independent draws from q. Below 0.5
+    importance weighting corrects q with few draws, up to 0.7 with many. Above, q misses part of the
+    posterior.
 
     Examples
     --------
@@ -36,20 +41,20 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
         return float("-inf"), ()
     if np.sort(h)[-2] < h.max() - _OUTWEIGHED:
         return float("inf"), ()
-    # imported here: it takes longer than the rest of qbvi together
+    # Imported here because it takes longer than all of qbvi.
     from arviz_stats.base import array_stats
 
     try:
-        # It takes minus the logarithm of the ratios, as leave-one-out does.
+        # The function expects minus the logarithm of the ratios, as leave-one-out has them.
         with np.errstate(all="ignore"):
             _, khat = array_stats.psislw(h.max() - h)
-    except ValueError:  # the largest ratios are all equal, as those of whole numbers often are: no tail to fit
+    except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
         return float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
 def khat_error(khat: float, n: int) -> float:
-    """About the standard error of a k-hat that was told from n draws: ``(1 + k) / sqrt(m)`` for a tail of m ratios.
+    """Approximate standard error of k-hat from n draws: ``(1 + k) / sqrt(m)`` for m tail ratios.
 
     Examples
     --------
@@ -60,7 +65,7 @@ def khat_error(khat: float, n: int) -> float:
 
 
 def is_khat_bad(khat: float, n: int) -> bool:
-    """Whether k-hat is above its limit by more than its own error explains: the rule, told once.
+    """Whether k-hat is above its limit by more than its standard error explains.
 
     Examples
     --------
@@ -71,9 +76,9 @@ def is_khat_bad(khat: float, n: int) -> bool:
 
 
 def missing_nats(h: NDArray[np.float64]) -> float:
-    """Nats between q and the posterior, as importance ratios ``exp(h)`` at draws from q tell them.
+    """Nats between q and the posterior, from importance ratios ``exp(h)`` at draws from q.
 
-    ``log mean exp(h) - mean h`` is an estimate of KL(q || posterior) from the draws alone.
+    ``log mean exp(h) - mean h`` estimates KL(q || posterior) from the draws alone.
 
     Examples
     --------
@@ -87,12 +92,21 @@ def missing_nats(h: NDArray[np.float64]) -> float:
 def still_to_gain(
     features: NDArray[np.float64], h: NDArray[np.float64], worth: float = 0.05, chance: float = 1e-4
 ) -> float:
-    """Nats that a step would still gain, as far as independent draws from q prove it beyond chance; zero where they do not.
+    """Nats that a step would gain, if independent draws from q prove them; else zero.
 
-    At the best member of a family the residual ``h`` (n,) is uncorrelated with the ``features`` (n, k), its statistics made orthonormal under q
-    (`Family.features`). Least squares of ``h`` on them, with a variance that allows for unequal noise, tests just that; it
-    needs four draws for each coefficient and says nothing with fewer. Gains below ``worth`` nats are not told; ``chance`` is that of a false
-    alarm, were the draws Gaussian.
+    At the best member of a family the residual ``h`` (n,) is uncorrelated with the features, the
+    family's statistics made orthonormal under q (`Family.features`): (n, k). This function tests
+    that by least squares of ``h`` on the features, with a covariance for heteroscedastic noise.
+
+    Parameters
+    ----------
+    features, h
+        Features and residuals at the draws. With fewer than four draws for each coefficient the
+        result is zero.
+    worth
+        Smallest gain that counts, in nats.
+    chance
+        Probability of a false alarm if the coefficients are Gaussian.
 
     Examples
     --------
@@ -108,22 +122,24 @@ def still_to_gain(
     w, cov = _least_squares(features, h)
     statistic = float(w @ np.linalg.lstsq(cov, w, rcond=1e-12)[0])
     variances, axes = np.linalg.eigh(cov)
-    # Direction by direction: what is known well of one is not drowned by the noise of another.
+    # One direction at a time, so that noise in one does not hide a clear gain in another.
     gain = 0.5 * float(np.sum(np.maximum((axes.T @ w) ** 2 - variances, 0.0)))
     return gain if gain > worth and chi2.sf(statistic, len(w)) < chance else 0.0
 
 
 def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
-    """Nats by which the same draws cannot tell what a step would gain: half the variance of the least-squares coefficients.
+    """Uncertainty, in nats, of the gain in `still_to_gain`: half the variance of its coefficients.
 
-    Where a few draws in the tails outweigh all others, nothing is proven against a fit, but nothing in favour of it either. With too few draws for the least
-    squares it is zero: they were not asked.
+    If a few draws in the tails outweigh all others, the draws neither contradict the fit nor
+    confirm it. The result is zero if the draws are too few for least squares.
 
     Examples
     --------
+    A function whose mean depends on rare draws:
+
     >>> import numpy as np
     >>> z = np.random.default_rng(1).standard_normal((200, 1))
-    >>> round(left_open(z, np.exp(2 * z[:, 0])), 1)  # its mean lives on rare draws
+    >>> round(left_open(z, np.exp(2 * z[:, 0])), 1)
     14.8
     """
     return 0.5 * float(np.trace(_least_squares(features, h)[1])) if _is_enough(features) else 0.0
@@ -137,11 +153,15 @@ def _is_enough(features: NDArray[np.float64]) -> bool:
 def _least_squares(
     features: NDArray[np.float64], h: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Coefficients of the features (k,), beside a constant, and their covariance (k, k) that allows for unequal noise."""
+    """Coefficients of the features (k,), next to a constant, and their covariance (k, k).
+
+    The covariance is the jackknife one for heteroscedastic noise: residuals are divided by one
+    minus the leverage of their draw.
+    """
     design = np.column_stack([np.ones(len(h)), features])
     inverse = np.linalg.pinv(design.T @ design, hermitian=True)
     w = inverse @ (design.T @ h)
-    # A draw alone in its place tells only of itself: its residual says little about the noise.
+    # A draw with much leverage pulls the fit towards itself, so its residual understates the noise.
     left = np.maximum(1 - np.sum(design @ inverse * design, axis=1), _ALONE)
     spread = (design * ((h - design @ w) / left)[:, None]) @ inverse
     return w[1:], (spread.T @ spread)[1:, 1:]

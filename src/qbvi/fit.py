@@ -60,76 +60,132 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 ) -> Fit:
     r"""Fit a posterior to a log-likelihood that can be evaluated but not differentiated.
 
+    The function may be any program that returns a number. Two arguments are enough: the function
+    and a prior. The fit chooses its own step sizes and stops by itself.
+
     Parameters
     ----------
     log_likelihood
-        ``log p(y | theta)``: a function of one point that returns a number. The point is an array of the prior's shape or, with a
-        dict of priors, a dict of arrays, always on its own constrained scale. With ``data`` it is called as ``f(point, data)``.
+        ``log p(y | theta)``: a function of one point that returns a number. The point is an array
+        of the prior's shape or, if ``prior`` is a dict, a dict of arrays. It is always on the
+        constrained scale: a positive parameter is positive. If ``data`` is given, the call is
+        ``f(point, data)``. A noisy function may return a pair, its value and standard deviation.
     prior
-        A distribution (`qbvi.Normal`, `qbvi.InverseGamma` ..., any frozen SciPy distribution, `qbvi.LogPrior` for a log-density of your
-        own, `qbvi.Flat` where the function is a log-joint already), or a dict of them by name.
+        The prior distribution, or a dict of distributions by parameter name. A distribution is
+
+        - one of qbvi's own, such as `qbvi.Normal` or `qbvi.InverseGamma`,
+        - a frozen SciPy distribution,
+        - a `qbvi.LogPrior`, for a log-density of your own,
+        - a `qbvi.Flat`, if the function already is a log-joint.
     vectorized
-        The function takes points stacked along a first axis and returns one number for each: all points of a step at once or, where a number is
-        given, so many in each call.
+        Whether one call takes many points, stacked along a first axis, and returns one number for
+        each. True passes all points of an iteration in one call. A number passes at most that many.
     method
-        ``"auto"``, ``"paper"``, a `qbvi.QBVI` put together from its parts, a `qbvi.Regression`, a `qbvi.Ridge` (or ``"ridge"``), or a method to compare with
-        (``"bbvi"``, ``"cgvb"``, ``"mgvb"``, see `qbvi.baselines`). Automatic is `qbvi.Regression` for Gaussian posteriors (`qbvi.Ridge` on a ``backend`` other than NumPy),
-        `qbvi.MeanFieldRegression` for others, and `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions.
+        The algorithm. ``"auto"`` chooses one:
+
+        - `qbvi.Regression` for Gaussian posteriors with NumPy,
+        - `qbvi.Ridge` for Gaussian posteriors on other backends,
+        - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions
+          (on other backends than NumPy, for a diagonal Gaussian of more than 20).
+
+        Otherwise pass one of these objects, one of the names ``"regression"``, ``"mean-field"`` and
+        ``"ridge"``, ``"paper"`` for the algorithm as published, or a method to compare with:
+        ``"bbvi"``, ``"cgvb"`` or ``"mgvb"`` (see `qbvi.baselines`).
     family
-        The form of the posterior. ``"auto"``: parameters whose prior is a gamma, inverse gamma, beta, Dirichlet, (inverse) Wishart or discrete law keep that law, independent of
-        the rest; all others share one Gaussian with full covariance, through a transform where they are constrained. ``"full"`` or ``"diagonal"``: one Gaussian for all.
-        A dict by parameter, such as ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``, says it for single ones; a list of groups of
-        parameters (names, or column numbers where they have none) gives independent Gaussian blocks.
-    data, batch_size
-        Rows handed to the function: all of them, or ``batch_size`` at random, the same for all points of a step. The log-likelihood of a
-        batch is scaled by N / M. A PyTorch ``DataLoader`` as ``data`` brings its own batches.
+        The form of the posterior.
+
+        - ``"auto"``: a parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart,
+          inverse Wishart or discrete keeps that distribution, independent of all others. All other
+          parameters share one Gaussian with full covariance, after a transform if they are
+          constrained.
+        - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
+        - A dict by parameter or group of parameters, such as
+          ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Parameters that
+          it does not list are treated as with ``"auto"``.
+        - A list of groups: independent Gaussian blocks. A group lists names or, if the parameters
+          have none, column numbers.
+    data
+        Data for the function: an array, a pandas object, or a tuple, list or dict of them with a
+        common number of rows. A PyTorch ``DataLoader`` brings its own mini-batches.
+    batch_size
+        Rows of a mini-batch; by default each call gets all rows. Each iteration draws new rows at
+        random and uses them for all its points. Values are scaled by the number of all rows over
+        ``batch_size``.
     init
-        A point to start from, on the constrained scale, or an earlier `qbvi.Fit`; by default the centre of the prior.
+        Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
+        the centre of the prior.
     n_starts
-        Fit from so many starts, the further ones drawn from the prior, and return the best; if others settle elsewhere with a bound
-        within 10 nats, the fit is not called converged and says so.
+        Number of starts; all but the first are drawn from the prior. The best fit is returned.
+        ``max_evals`` and ``max_time`` are divided equally among the starts. If another start
+        converges elsewhere with a bound within 10 nats of the best, the result does not count as
+        converged.
     tol
-        Stop when fewer nats than this are predicted to be missing from the bound (method ``"auto"``).
-    max_evals, max_time
-        Budget in evaluations and in seconds.
+        Stop when the predicted gain of further iterations is below this many nats. `qbvi.QBVI` and
+        the baselines have other stopping rules. A method passed as an object has its own ``tol``.
+    max_evals
+        Largest number of evaluations of the function. The default depends on the method.
+    max_time
+        Seconds after which to stop. An iteration that is under way is finished first.
     on_failure
-        What becomes of points where the function gives NaN, an infinity, an exception, no answer in time, or kills its process: ``"raise"``,
-        ``"exclude"``, ``"floor"``, a function of the `qbvi.Failure`, or a dict of these by kind of failure (``"nan"``, ``"+inf"``, ``"-inf"``,
-        ``"exception"``, ``"timeout"``, ``"died"``) or exception type, where what is not listed raises.
+        What to do with points at which the function fails:
+
+        - ``"raise"``: stop with a `qbvi.EvaluationError`, which holds the fit so far.
+        - ``"exclude"``: leave the point out.
+        - ``"floor"``: use a value below all others of the same iteration.
+        - A function that takes the `qbvi.Failure` and returns a value.
+        - A dict of these by exception type or kind of failure: ``"nan"``, ``"+inf"``, ``"-inf"``,
+          ``"exception"``, ``"timeout"``, ``"died"`` (the process ended). What it does not list
+          raises.
     executor
-        Who makes the calls: a number of processes, any ``concurrent.futures`` executor, a Dask client, an MPI pool executor, or anything with
-        ``submit`` or ``map``. It changes nothing about the result. What you built yourself is not shut down.
+        What makes the calls: a number of processes, any ``concurrent.futures`` executor, a Dask
+        client, an MPI pool executor, or any object with ``submit`` or ``map``. The result is the
+        same with all of them. The fit does not shut down an executor that you pass.
     timeout
-        Seconds that a call may take; then its process is killed and the point has failed. Needs processes: ``executor`` a number, one by default.
+        Seconds that one call may take. After that its process is killed, and the point counts as
+        failed. ``executor`` must then be a number of processes or None, which means one.
     checkpoint
-        A file that keeps the run: if it is not there it is made, if it is the run goes on from it, to the same result as if it had never stopped
-        and without paying for any evaluation again. Ctrl-C and SIGTERM end such a run with the fit so far. Evaluations since the last state are in
-        a second file, with ``.journal`` at the end of its name; further starts have files of their own, ``.2``, ``.3`` ...
+        A file that saves the run. If it exists, the run continues from it, to the same result as
+        without the interruption, and repeats no finished evaluation. Ctrl-C and SIGTERM end such a
+        run and return the fit so far. A second file, ``<checkpoint>.journal``, holds the
+        evaluations since the last save. With several starts, the files of the others end in ``.2``,
+        ``.3`` and so on.
     on_mismatch
-        What to do with a checkpoint that was made with another function, prior, data, method, family, ``init`` or seed: ``"raise"``; ``"keep"`` what
-        it holds and go on as if nothing had changed; ``"re-evaluate"``: start from its posterior, but evaluate anew.
+        What to do if the checkpoint belongs to another function, prior, data, method, family,
+        ``init`` or seed:
+
+        - ``"raise"`` an error that names the difference,
+        - ``"keep"`` the checkpoint and continue as if nothing had changed,
+        - ``"re-evaluate"``: start from its posterior with new evaluations.
     backend
-        Whose arrays the function is given: ``"numpy"``, ``"jax"``, ``"torch"`` or ``"cupy"``. With ``vectorized`` they are stacked; otherwise the function of
-        one point is mapped by ``jax.vmap`` or ``torch.vmap``. Where method and family allow for it (`qbvi.Ridge` or `qbvi.QBVI` with Gaussians) the whole loop runs there, on JAX
-        compiled; see docs/backends.md.
+        Array library of the points that the function gets: ``"numpy"``, ``"jax"``, ``"torch"`` or
+        ``"cupy"``. A function of one point is vectorised by ``jax.vmap`` or ``torch.vmap``. The
+        whole loop runs there too if method, family and prior can, compiled on JAX; see
+        docs/backends.md.
     device
-        Where: ``"cpu"``, ``"gpu:1"``, ``"cuda"``, or as the library has it, on JAX also several or a mesh; by default where it puts new arrays.
+        Device of that library, such as ``"cpu"``, ``"gpu:1"`` or ``"cuda"``. JAX also takes a list
+        of devices or a mesh. The default is the library's own.
     dtype
         ``"float64"`` or ``"float32"``.
     progress
-        Whether to show a line of progress; by default only on a terminal.
+        Whether to show a line of progress. The default shows it on a terminal only.
     callback
-        Called after each step with a `qbvi.Iterate`; a true answer ends the fit.
+        Function that is called with a `qbvi.Iterate` after each iteration. It ends the fit by
+        returning True.
     seed
-        Same seed, same result. A checkpoint that is resumed has its own.
+        The same seed gives the same result. Without one, a resumed checkpoint uses its own seed and
+        any other fit a new one.
 
     Returns
     -------
     Fit
-        The posterior, with what is needed to judge it: a fresh estimate of the lower bound, k-hat, and why the fit ended.
+        The posterior, with the means to judge it: an estimate of the lower bound from fresh draws,
+        Pareto k-hat, and the reason why the fit ended.
 
     Examples
     --------
+    A normal mean with a standard normal prior, whose posterior mean is known:
+
     >>> import numpy as np, qbvi
     >>> y = np.array([1.2, 0.7, 1.9])
     >>> post = qbvi.fit(lambda m: -0.5 * np.sum((y - m) ** 2), prior=qbvi.Normal(0, 1), seed=1)
@@ -147,7 +203,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
     warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
-        log_likelihood, batches = batches.bound_to(log_likelihood)  # the data travel once, with the function
+        # The data are sent once, with the function, and then only row numbers.
+        log_likelihood, batches = batches.bound_to(log_likelihood)
     place = _placed(
         _Place(log_likelihood, vectorized, batches, HOST, str(library)), library, (model, posterior, algorithm)
     )
@@ -179,7 +236,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 
 
 class _Place(NamedTuple):
-    """Where a fit computes: the function with its data, and the backend of the loop."""
+    """Where a fit runs: the function with its data, and the backend of the loop."""
 
     function: Callable[..., Any]
     vectorized: bool | int
@@ -195,7 +252,10 @@ class _Place(NamedTuple):
 
 
 def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorithm]) -> _Place:
-    """Bring the data to the backend and, where method, family and prior can follow, the loop; else only the calls go there, and back."""
+    """Move the data to the backend and, if method, family and prior can run there, the loop too.
+
+    Otherwise the loop stays on the host, and only the calls of the function go to the backend.
+    """
     if backend.is_host:
         return place
     if place.batches is not None:
@@ -211,7 +271,7 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
 
 
 def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:
-    """Rows for the function: of ``data``, or of the parts that a sharded one holds."""
+    """Rows for the function: of ``data``, or of the parts of a `qbvi.ShardedLikelihood`."""
     if data is None and batch_size is not None:
         msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
         raise ValueError(msg)
@@ -228,7 +288,10 @@ def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | No
 
 def _loader_batches(data: Any, batch_size: int | None, checkpoint: Any) -> LoaderBatches:
     if checkpoint is not None:
-        msg = "`checkpoint` cannot keep the place of a run in a DataLoader; pass the tensors themselves as `data`, with batch_size"
+        msg = (
+            "`checkpoint` cannot save the position in a DataLoader; pass the tensors themselves as `data`, "
+            "with batch_size"
+        )
         raise ValueError(msg)
     if batch_size is not None:
         msg = f"`batch_size` must be left out with a DataLoader, which has its own, {data.batch_size}; got {batch_size}"
@@ -237,17 +300,17 @@ def _loader_batches(data: Any, batch_size: int | None, checkpoint: Any) -> Loade
 
 
 def _part(checkpoint: str | os.PathLike[str], number: int) -> str:
-    """The file of one of several starts."""
+    """The checkpoint file of start ``number``."""
     return os.fspath(checkpoint) + (f".{number}" if number > 1 else "")
 
 
 def _plain(init: Any) -> Any:
-    """A start by what it says, not by how long it took to find."""
+    """The part of ``init`` that decides the start: of an earlier fit, mean and covariance."""
     return init.unconstrained if isinstance(init, Fit) else init
 
 
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
-    """Refuse what does not go with the function, and what makes no sense on a device of this process."""
+    """Refuse options that do not suit the function, or that do not work on a device."""
     is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:
@@ -259,16 +322,16 @@ def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, 
     if not backend.is_host and (is_sharded or given is not None):
         what = "a qbvi.ShardedLikelihood" if is_sharded else f"`{given}`"
         msg = (
-            f"{what} must not be combined with backend={backend.name!r}, where all points of a step go to the device in calls of this process; other processes and "
-            "time limits go with backend='numpy'"
+            f"{what} must not be combined with backend={backend.name!r}, where this process passes all points "
+            "of a step to the device; use backend='numpy' for other processes and time limits"
         )
         raise ValueError(msg)
     if not backend.is_host and not vectorized and callable(log_likelihood):
-        backend.mapped(log_likelihood)  # raises where there is no such map
+        backend.mapped(log_likelihood)  # raises an error if the library has no vmap
 
 
 def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorithm: Algorithm) -> str:
-    """Why the loop cannot run on the backend; empty where method, family and prior compute with whatever arrays they are given."""
+    """Why the loop cannot run on the backend; empty if it can."""
     if not algorithm.is_array_api:
         return f"{type(algorithm).__name__} computes there"
     if not isinstance(family, GaussianFamily):
@@ -278,7 +341,8 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
             made = backend.shaped(lambda u: (core.points(u), core.values(u, u[:, 0], u[:, 0] == 0, u[:, 0])), u)
-    except Exception as error:  # noqa: BLE001 - a prior of SciPy's, or a function of the user's, may fail in any way on other arrays
+    # SciPy's priors and users' functions may fail in any way on arrays of another library.
+    except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"
     is_foreign = any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
     return "the prior computes there" if is_foreign else ""

@@ -1,4 +1,4 @@
-"""Which method fits what: the names that users write, and what ``"auto"`` means."""
+"""Choose the method: the names that users write, and what ``"auto"`` means."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
 
-_MOST_DIMENSIONS = 250  # of a regression: its cost grows as the cube of the number of draws, and those as d^2
-_MOST_DIAGONAL = 20  # of a ridge regression for a diagonal posterior: beyond, learning all curvature does not pay
-_RESERVE = 4  # fresh draws at the end take at most one part in so many of a budget
+# Most dimensions d of a regression: it needs of the order of d^2 draws, and costs their cube.
+_MOST_DIMENSIONS = 250
+# The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
+_MOST_DIAGONAL = 20
+_RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
 
 
 class Task(NamedTuple):
-    """What a method is chosen for."""
+    """What the choice of a method depends on."""
 
     family: Family
-    tol: float  # nats
-    has_batches: bool = False  # whether values come from mini-batches
+    tol: float  # predicted gain, in nats, below which to stop
+    has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
 
 
 def automatic(task: Task) -> Algorithm:
     """The default method for a task.
 
-    - Mini-batches, and more dimensions than a regression can serve: the residual estimator.
+    - Mini-batches, or more dimensions than a regression can handle: the residual estimator.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
@@ -70,7 +72,10 @@ def choose_method(
     tol: float,
     backend: Backend = HOST,
 ) -> Algorithm:
-    """Turn what a user writes for ``method`` into one that can fit this family, and run on this backend."""
+    """Turn the argument ``method`` into a method for this family on this backend.
+
+    Raises an error if the method cannot fit the family.
+    """
     if isinstance(method, str):
         task = Task(family, tol, batches is not None and batches.is_partial, backend)
         chosen: Algorithm = pick("method", method, METHODS)(task)
@@ -84,7 +89,7 @@ def choose_method(
         raise TypeError(msg)
     if not chosen.fits(family):
         msg = (
-            f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}: "
+            f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}; "
             "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"
         )
         raise TypeError(msg)
@@ -92,17 +97,18 @@ def choose_method(
 
 
 def many_dimensional(d: int) -> QBVI:
-    """The residual estimator with a rate that falls, for mini-batches and where a regression would cost too much.
+    """The residual estimator with a decaying rate, for mini-batches and many dimensions.
 
-    The noise of its steps grows with the dimension: a draw for every four dimensions, from 100 to 400, as
-    far as memory allows.
+    The noise of a step grows with the dimension. Each iteration therefore uses one draw for every
+    four dimensions, at least 100 and at most 400. Above 250,000 dimensions memory limits it to
+    fewer: 1e8 numbers in all, but never below 100 draws.
     """
     n = 2 * round(min(max(100, min(d / 4, 400)), max(100, 1e8 / d)) / 2)
     return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last")
 
 
 def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:
-    """Share the user's budget among the starts, and keep some of it for the fresh draws at the end."""
+    """Split the budget equally among the starts, and reserve a part for the fresh draws."""
     if max_evals is not None and whole_number("max_evals", max_evals) < n_starts:
         msg = f"`max_evals` must be at least 1 for each of the {n_starts} starts, got {max_evals}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""What `fit` asks of a method: init, ask and tell, and a few facts about itself."""
+"""The interface of a method: init, ask and tell, and a few properties."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["Algorithm", "Info", "Values"]
 
 
 class Values(NamedTuple):
-    """What the black box and the model say about the draws of one iteration."""
+    """Values of the log-likelihood and the prior at the draws of one iteration."""
 
-    f: Array  # (n,) log-likelihood, with the part of the log prior that eta does not carry
+    f: Array  # (n,) log-likelihood, plus the part of the log prior that is not in eta
     log_joint: Array  # (n,) log p(y, theta), Jacobian included
-    ok: Array  # (n,) False where the function failed and the value was filled in
-    noise_sd: Array  # (n,) standard deviation of the function's noise, zero where it is not known
+    ok: Array  # (n,) False where the function failed and another value stands in
+    noise_sd: Array  # (n,) standard deviation of the function's noise; zero if unknown
 
 
 class Info(NamedTuple):
-    """What a person reads about one iteration; every field is an array of the backend."""
+    """What is reported about one iteration; every field is an array of the backend."""
 
     bound: Array  # () estimate of the lower bound at the q before the step
     h: Array  # (n,) residuals at the draws from that q
-    gap: Array  # () nats still to be gained after the step, NaN where the method does not predict it
+    gap: Array  # () predicted gain, in nats, of further steps; NaN if the method predicts none
     grad_norm: Array  # () norm of the natural gradient, in natural coordinates
-    step: Array  # () norm of the change relative to the direction: the rate that was really applied
+    step: Array  # () norm of the update over that of the direction: the rate in effect
     is_inside: Array  # () whether the update ended inside the domain
-    is_refused: Array  # () whether the step was refused because it was not finite
+    is_refused: Array  # () whether these values gave no usable step
 
 
 class Algorithm(ABC):
     """A method: it proposes points, receives the function's values there, and moves q.
 
-    `ask` and `tell` are pure: the state goes in and comes out, and nothing else is kept. A state has the
-    present member of the family as ``state.q``.
+    `ask` and `tell` are pure functions: everything that a method remembers is in the state. The
+    current member of the family is ``state.q``.
     """
 
     @property
@@ -53,11 +53,14 @@ class Algorithm(ABC):
     @property
     @abstractmethod
     def keep(self) -> str:
-        """Which iterate is returned: ``"best"`` smoothed bound, or the ``"last"``."""
+        """The iterate to return: the one with the ``"best"`` smoothed bound, or the ``"last"``."""
 
     @property
     def is_array_api(self) -> bool:
-        """Whether `ask` and `tell` run on any array library, with fixed shapes and no branch on a value."""
+        """Whether `ask` and `tell` run on any array library and compile.
+
+        That means fixed shapes, and no branch on a value.
+        """
         return False
 
     @property
@@ -70,23 +73,23 @@ class Algorithm(ABC):
         return True
 
     def for_model(self, model: Model) -> Self:
-        """The method as it fits this model; most do not depend on it."""
+        """The method adapted to this model; most methods do not depend on it."""
         return self
 
     @abstractmethod
     def fresh_draws(self, n_evals: int) -> int:
-        """Number of draws from the result for its bound and k-hat, after ``n_evals`` evaluations."""
+        """Number of fresh draws for the bound and k-hat, after ``n_evals`` evaluations."""
 
     @abstractmethod
     def start_scale(self, scale: Array) -> Array:
-        """Standard deviations of the first q, given those of the prior."""
+        """Standard deviations of the initial q, given those of the prior."""
 
     def default_budget(self, d: int) -> int | None:
-        """Evaluations after which to give up where the user set no budget; None for no limit."""
+        """Most evaluations if the user sets no budget; None for no limit."""
         return None
 
     def notes(self, state: Any) -> tuple[str, ...]:
-        """Sentences for the user about what the method found on the way."""
+        """Sentences for the user, such as that the function is noisy."""
         return ()
 
     @abstractmethod
@@ -95,8 +98,8 @@ class Algorithm(ABC):
 
     @abstractmethod
     def ask(self, family: Any, state: Any, rng: Any) -> Array:
-        """Points at which the function is wanted: (n, d)."""
+        """Points at which to evaluate the function: (n, d)."""
 
     @abstractmethod
     def tell(self, family: Any, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Info]:
-        """The next state, and what there is to read about the iteration."""
+        """The next state, given the values at these points, and a report of the iteration."""

@@ -1,4 +1,4 @@
-"""One fit from start to end: the only loop, as a generator that asks for values and is sent them."""
+"""One fit from start to end: the only loop, a generator that yields points and receives values."""
 
 from __future__ import annotations
 
@@ -33,15 +33,19 @@ __all__ = ["Conversation", "DomainError", "Iterate", "Request", "Run", "Snapshot
 
 Floats = NDArray[np.float64]
 
-_DARKEST = 10  # steps in a row without one finite value after which to give up
-_LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12  # fresh draws times dimensions that are made at once, and how often
-_BATCHES = 10  # mini-batches over which fresh draws are spread, so that their spread is seen
-_RESERVED_LOOKS = 3  # a fit goes on after a look only if the budget allows for so many more
-_INSIDE = 0.5  # of the distance to the edge of a support that a first standard deviation may be
+_DARKEST = 10  # consecutive steps without a finite value after which the fit gives up
+# Fresh draws are made in parts: most numbers (draws times dimensions) of a part, and most parts.
+_LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12
+_BATCHES = 10  # mini-batches among which fresh draws are divided, to see how much they differ
+_RESERVED_LOOKS = 3  # looks that the remaining budget must allow for before one is made
+_INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
 
 
 class DomainError(RuntimeError):
-    """A plain step left the set of positive definite covariances; ``fit`` holds the posterior before that step."""
+    """A plain step left the set of positive definite covariances.
+
+    The attribute ``fit`` holds the posterior before that step.
+    """
 
     fit: Fit | None = None
 
@@ -50,27 +54,27 @@ class Unconstrained(NamedTuple):
     """A start on the unconstrained scale."""
 
     u: Floats  # (d,)
-    cov: Floats | None = None  # (d, d); by default the method's
+    cov: Floats | None = None  # (d, d); the default is the method's own
 
 
 class Iterate(NamedTuple):
-    """What a callback is given after each step: the present posterior on the unconstrained scale."""
+    """The argument of a callback: the posterior after a step, on the unconstrained scale."""
 
     n_evals: int
     elbo: float  # estimate of the bound at the posterior before the step
-    gap: float  # nats still to be gained, as the method predicts it
+    gap: float  # predicted gain of further steps, in nats
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
 
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Points at which the function is wanted: what the loop asks for."""
+    """Points at which the loop needs values of the function."""
 
-    number: int  # of the requests of a run, from zero
+    number: int  # of this request in its run, from zero
     points: Any  # stacked constrained values: (n, *shape), or a dict of them
-    batch: tuple[Any, ...] = ()  # rows of the data, where there are any
-    scale: float = 1.0  # by which the values make up for the rows left out
+    batch: tuple[Any, ...] = ()  # rows of the data, if there are any
+    scale: float = 1.0  # factor of the values that makes up for the rows left out
 
     @property
     def size(self) -> int:
@@ -79,7 +83,7 @@ class Request:
 
     @cached_property
     def digest(self) -> bytes:
-        """A name for these points: the same only where all are equal to the last bit."""
+        """A hash of these points: the same only if all are equal to the last bit."""
         digest = hashlib.blake2b(digest_size=16)
         for name, array in items(self.points):
             digest.update(name.encode())
@@ -91,22 +95,22 @@ Conversation = Generator[Request, Evaluations, Fit]
 
 
 class Kept(NamedTuple):
-    """A q, and residuals at draws from it: (n,), or (batches, n) where each row has its own mini-batch."""
+    """A q, and residuals at draws from it: (n,) or, with mini-batches, (batches, n)."""
 
     q: Array
     h: Floats
 
 
 class Snapshot(NamedTuple):
-    """All that a run needs to go on as if it had never stopped: plain data and arrays."""
+    """All that a run needs to continue as if it had never stopped: plain data and arrays."""
 
     number: int  # of the next request
     state: Any  # of the method; None before the first step
-    generators: tuple[dict[str, Any], ...]
+    generators: tuple[dict[str, Any], ...]  # states of the random number generators
     history: dict[str, NDArray[Any]]
-    kept: Kept | None
-    dark: int
-    looks: int
+    kept: Kept | None  # the q that would be returned now
+    dark: int  # consecutive steps without a finite value
+    looks: int  # how often fresh draws have checked a convergence
     n_evals: int
     failures: tuple[Failure, ...]
     seconds: float
@@ -116,20 +120,23 @@ class Snapshot(NamedTuple):
 class Run:
     """Model, family, black box and method, put together.
 
-    `requests` is the loop: it yields each `Request`, is sent the function's `Evaluations` there, and returns the `Fit`. `drive` answers from
-    the black box. On a backend that compiles, steps are made in chunks for which nothing is asked; what is booked of them is the same.
+    `requests` is the loop. It yields each `Request`, receives the function's `Evaluations` there,
+    and returns the `Fit`. `drive` answers the requests from the black box. On a backend that
+    compiles, steps are made in chunks that evaluate the function themselves and yield no requests.
+    The history is the same.
 
     Parameters
     ----------
     on_turn
-        Called before the first step and after each one, or each chunk of them, with whether it was the last: where a checkpoint takes its
-        `snapshot`.
+        Called before the first step, and after each step or chunk of steps. The argument is whether
+        that was the last. A checkpoint takes its `snapshot` there.
     backend
-        Whose arrays the loop computes with; with another one than NumPy, ``black_box`` is a `DeviceBox` and ``batches`` are `DeviceBatches`.
+        Array library of the loop. Unless it is NumPy, ``black_box`` is a `DeviceBox` and
+        ``batches`` are `DeviceBatches`.
     where
-        What the report says of it.
+        Words for backend and device in the report; by default those of ``backend``.
     verdict
-        When fresh draws confirm that a fit has settled.
+        The rules by which fresh draws confirm a convergence.
     """
 
     model: Model
@@ -147,21 +154,24 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.family.dim > LARGEST_TRACED and any(isinstance(rule, ParameterChange) for rule in self.algorithm.stop):
-            msg = f"`stop` can hold ParameterChange up to {LARGEST_TRACED:,} dimensions, beyond which no means are kept, got {self.family.dim:,}; take Patience"
+            msg = (
+                f"`stop` can hold ParameterChange up to {LARGEST_TRACED:,} dimensions, beyond which no means are kept, "
+                f"got {self.family.dim:,}; take Patience"
+            )
             raise ValueError(msg)
         self._engine = Engine(Core(self.model, self.family, self.algorithm, self.backend), self.seed)
         self._history = History(self.algorithm.window)
         self._state: Any = None
         self.number = 0
-        self._dark = 0  # steps in a row without one finite value
-        self._kept: Kept | None = None
-        self._looks = 0  # with fresh draws at a q that seemed to have settled
-        self._look: Look | None = None  # the newest of them
+        self._dark = 0  # consecutive steps without a finite value
+        self._kept: Kept | None = None  # the q that would be returned now
+        self._looks = 0  # how often fresh draws have checked a convergence
+        self._look: Look | None = None  # the newest of these checks
         self._remarks: list[str] = []
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
-        """Turn until a rule, the budget, the user or an error ends it."""
+        """Run the loop until a stopping rule, the budget, the user or an error ends it."""
         stop = None
         try:
             reached, stop = yield from self._loop(init, progress)
@@ -187,7 +197,7 @@ class Run:
         return self.black_box(request.points, *request.batch, scale=request.scale)
 
     def snapshot(self) -> Snapshot:
-        """What `restore` needs; to be taken in ``on_turn``, where nothing is under way."""
+        """What `restore` needs; take it in ``on_turn``, between two steps."""
         history = {name: np.asarray(values) for name, values in self._history.recorded().items()}
         generators = tuple(dict(rng.bit_generator.state) for rng in self._engine.generators)
         return Snapshot(
@@ -223,14 +233,15 @@ class Run:
         self._remarks.append(note)
 
     def so_far(self) -> Fit | None:
-        """The posterior as it is now, which is not finished; None before the first step."""
+        """The unfinished fit at this point; None before the first step."""
         return None if self._kept is None else self._freeze(self._kept, Stop.of(StopKind.UNFINISHED))
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
         if self._state is None:
             with self.backend.active():
                 self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
-        stop = self._stop() if len(self._history) else None  # a finished run that was restored ends at once
+        # A restored run that had already finished stops here.
+        stop = self._stop() if len(self._history) else None
         compiled = self._compiled() if stop is None else None
         while True:
             while not stop:
@@ -244,26 +255,25 @@ class Run:
             stop = self._take(*self._look.draws, progress)
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
-        """Ask for the points of one step, and take it; say whether it was the last."""
+        """Request the values of one step and make it; return a stop if it was the last."""
         before = self._engine.draws.bit_generator.state
         theta = self._engine.ask(self._state, len(self._history))
         stop = self._unaffordable(len(theta))
         if stop:
-            self._engine.draws.bit_generator.state = (
-                before  # with a larger budget the run goes on as if it had not ended
-            )
+            # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
+            self._engine.draws.bit_generator.state = before
             return stop
         return self._take(theta, (yield from self._values(theta, self._engine.rows)), progress)
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
-        """Make one step, and say whether it was the last."""
-        with one_blas_thread(), np.errstate(all="ignore"):  # a step that overflows is refused in `tell`
+        """Make one step; return a stop if it was the last."""
+        with one_blas_thread(), np.errstate(all="ignore"):  # `tell` rejects a step that overflows
             self._state, iteration = self._engine.tell(self._state, theta, values)
         self._record(iteration, self._seconds(), progress)
         return self._ending(iteration)
 
     def _steps(self, compiled: CompiledSteps, progress: Progress) -> Stop | None:
-        """Make a chunk of steps, and say whether its last step was the last of all."""
+        """Make a chunk of steps; return a stop if the fit ends with it."""
         stop = self._unaffordable(compiled.n)
         if stop:
             return stop
@@ -282,7 +292,7 @@ class Run:
         return self._ending(chunk.iterations[last])
 
     def _count(self, raw: NDArray[Any], replay: Replay, i: int) -> None:
-        """Count the evaluations of compiled step ``i``; keep its failures, or raise the first, as the policy says."""
+        """Count the evaluations of compiled step ``i``; handle failures as `on_failure` says."""
         box, ok = self.black_box, np.isfinite(raw)
         assert isinstance(box, DeviceBox)
         box.count_evaluations(raw)
@@ -291,7 +301,7 @@ class Run:
         self._count_dark_steps(bool(ok.any()))
 
     def _record(self, iteration: Iteration, seconds: float, progress: Progress) -> None:
-        """Write down what happened in a step, and remember the q that would be returned now."""
+        """Add a step to the history, and remember the q that would be returned now."""
         info = iteration.info
         h = to_numpy(info.h)
         self._history.append(
@@ -309,7 +319,7 @@ class Run:
         progress.update(self._history)
 
     def _ending(self, iteration: Iteration) -> Stop | None:
-        """Whether callback or rules end the run after a step."""
+        """How the run ends after this step, by a rule or the callback; None if it continues."""
         asked = self._called_back()
         stop = self._stop() or asked
         if not stop:
@@ -317,17 +327,25 @@ class Run:
         return stop
 
     def _is_doubted(self) -> Generator[Request, Evaluations, bool]:
-        """Whether fresh draws from a q that seemed to have settled doubt it; the method is then given them."""
+        """Whether fresh draws from a q that seems to have converged give a reason to continue.
+
+        They are drawn only if all of these hold:
+
+        - the method returns its last iterate, and the values are not from mini-batches,
+        - fewer than `Verdict.most_looks` such checks have been made,
+        - the budget has room for several more.
+        """
         fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
         can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._looks < self.verdict.most_looks
         if not can_go_on or self._left() < _RESERVED_LOOKS * fresh:
             return False
-        self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)  # methods think in pairs
+        # Methods need pairs of draws.
+        self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
         self._looks += 1
         return self.verdict.doubts(self._look, self._history.gap[-1])
 
     def _compiled(self) -> CompiledSteps | None:
-        """Compiled steps, where the backend, the method and the policy of failures allow for them."""
+        """Compiled steps, if the backend, the method and ``on_failure`` allow them."""
         box, batches = self.black_box, self.batches
         can_compile = self.backend.is_compiled and not self.algorithm.draws_on_host
         if not can_compile or not isinstance(box, DeviceBox) or not isinstance(box.on_failure, str):
@@ -341,7 +359,7 @@ class Run:
             self.on_turn(is_last)
 
     def _unaffordable(self, n: int) -> Stop | None:
-        """Budgets are never overrun: not by a step larger than the last one, and not by the first."""
+        """A stop if n more evaluations exceed the budget; an error if the first step does."""
         most, spent = self.budget.max_evals, self.black_box.n_evals
         if most is None or spent + n <= most:
             return None
@@ -351,7 +369,7 @@ class Run:
         return self.budget.spent()
 
     def _chosen(self, reached: Array) -> Kept:
-        """The q to return at a proper end."""
+        """The q to return when a stopping rule or the budget has ended the run."""
         if self._kept is None or self.algorithm.keep == "last":
             return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
         return self._kept
@@ -365,13 +383,13 @@ class Run:
         return self._engine.values(theta, evaluations)
 
     def _count_dark_steps(self, is_some: bool) -> None:
-        """Give up after too many steps in a row without one finite value."""
+        """Raise an error after too many consecutive steps without a finite value."""
         self._dark = 0 if is_some else self._dark + 1
         if self._dark >= _DARKEST:
             last = self.black_box.failures[-1]
             msg = (
                 f"none of the points of the last {_DARKEST} steps gave a finite log-likelihood; the last: {last!r}; "
-                "start where it is finite with `init`, or give the parameters a support that keeps them there"
+                "use `init` to start where it is finite, or give the parameters a support that keeps them there"
             )
             raise EvaluationError(msg, last)
 
@@ -389,7 +407,7 @@ class Run:
             loc = init.u
         elif init is not None:
             loc = self.model.unconstrain(init)
-        # A narrow start tells differences; whole numbers have none that are small.
+        # A narrow start measures slopes by small differences, which whole numbers do not have.
         scale = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
         return self.family.start(loc, np.minimum(scale, _INSIDE * self.model.distance_to_edge(loc)))
 
@@ -414,11 +432,11 @@ class Run:
         return time.perf_counter() - self._start
 
     def _finish(self, kept: Kept, stop: Stop) -> Conversation:
-        """Draw afresh from the chosen q, so that the reported bound is not the luck of the best step."""
+        """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
-            if n < 2:  # nothing left for fresh draws: the draws so far must do
+            if n < 2:  # the budget is spent: use the draws of the steps
                 share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
                 self._remark_failures(share, "all draws")
                 return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
@@ -431,7 +449,10 @@ class Run:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look]:
-        """Fresh draws from ``q``: one group or, with mini-batches, some with a batch each; no more at a time than fit into memory."""
+        """Evaluate fresh draws from ``q``, in parts that fit into memory.
+
+        With mini-batches, each part has its own batch and is a group of its own.
+        """
         fewest = min(_BATCHES, n // 2) if self._is_partial else 1
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
         failed, size, h = len(self.black_box.failures), n // parts, []
@@ -444,7 +465,7 @@ class Run:
         return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
 
     def _left(self) -> float:
-        """Evaluations left of the budget."""
+        """Evaluations that the budget still allows."""
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
 
     @property
@@ -454,9 +475,9 @@ class Run:
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
         h = np.atleast_2d(kept.h)
         is_one_batch = len(h) == 1
-        # With mini-batches the draws of one batch share its error: the spread is that of the batches' means.
+        # Draws of one mini-batch share its error: the standard error is that of the batch means.
         means = h[0] if is_one_batch else h.mean(axis=1)
-        khat, notes = pareto_khat(h[0]) if is_one_batch else (math.nan, ("k-hat is not told from mini-batches",))
+        khat, notes = pareto_khat(h[0]) if is_one_batch else (math.nan, ("k-hat is not computed from mini-batches",))
         if look is None:
             stop = self.verdict.on_ratios(stop, h, khat)
         else:
@@ -484,7 +505,10 @@ class Run:
 
 
 def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
-    """Answer every request of a conversation, and return what it comes to; an error in the answer is the run's to handle."""
+    """Answer every request of a run, and return its fit.
+
+    An error in ``answer`` is passed to the run, which may return the fit so far.
+    """
     try:
         request = next(conversation)
         while True:

@@ -1,4 +1,4 @@
-"""Several starts: keep the best fit, and say whether the others agree with it."""
+"""Several starts: return the best fit, and report whether the others agree with it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from qbvi.stopping import Stop, StopKind
 
 __all__ = ["best_of", "run_all", "starting_points"]
 
-_COMPARABLE = 10.0  # nats below the best bound up to which another mode holds a share of the posterior worth knowing of
-_APART = 3.0  # standard deviations between two means that make them different answers
+# Nats below the best bound within which another mode still matters.
+_COMPARABLE = 10.0
+_APART = 3.0  # standard deviations between two means beyond which they are different modes
 
 
 def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
-    """Draw n points, spread as the prior suggests: on the unconstrained scale, native parameters from the prior itself."""
+    """Draw n starting points on the unconstrained scale.
+
+    Parameters that keep their prior's distribution are drawn from the prior, if it can be sampled.
+    All others are normal, with the location and scale of the prior on the unconstrained scale.
+    """
     loc, scale = model.initial()
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
     points = loc + scale * rng.standard_normal((n, model.dim))
@@ -32,10 +37,16 @@ def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]
 
 
 def best_of(fits: Sequence[Fit]) -> Fit:
-    """Return the fit with the highest bound among those that converged, with what the others say about it.
+    """Return the best fit, with a note about the others.
+
+    The best fit is the converged one with the highest bound or, if none converged, the highest of
+    all. It does not count as converged if another converged to a different place with a comparable
+    bound.
 
     Examples
     --------
+    Six starts find both modes:
+
     >>> import numpy as np, qbvi
     >>> two_modes = lambda x: np.logaddexp(-0.5 * (x - 9) ** 2, -0.5 * (x + 9) ** 2) - 20
     >>> fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=6, seed=1)
@@ -62,7 +73,10 @@ def best_of(fits: Sequence[Fit]) -> Fit:
 
 
 def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
-    """Run from ``init`` and from each further point, each with a seed and a number of its own, until the user ends it."""
+    """Run from ``init`` and from each further point, and return the best fit.
+
+    Each run has its own seed and number. If the user ends one run, no further one begins.
+    """
     seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
     fits: list[Fit] = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
@@ -81,6 +95,6 @@ def _differs(fit: Fit, best: Fit) -> bool:
 def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:
     settled = sum(fit.converged for fit in fits)
     return (
-        f"{len(fits)} starts: {settled} settled, {settled - len(rivals)} of them where this one did "
+        f"{len(fits)} starts: {settled} converged, {settled - len(rivals)} of them where this one did "
         f"(bound {best.elbo:.2f}), {len(rivals)} elsewhere"
     )

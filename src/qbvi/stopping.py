@@ -1,4 +1,8 @@
-"""When to stop, and why. A rule reads the history and nothing else; how a fit ended is a kind, with a sentence for people."""
+"""When to stop, and why.
+
+A stopping rule reads the history and nothing else. Its result is a `Stop`: a kind for programs, and
+a sentence for people.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +31,12 @@ __all__ = [
     "as_rule",
 ]
 
-_NEVER = 10**9  # steps: later than any run lasts
-_FASTEST = 1e-9  # seconds of a step, so that none divides by zero
+_NEVER = 10**9  # steps: more than any run makes
+_FASTEST = 1e-9  # least seconds of a step, to avoid a division by zero
 
 
 class StopKind(Enum):
-    """Why a fit ended: a key for programs, whether that is a convergence, and a sentence for people.
+    """Why a fit ended: a key for programs, whether it converged, and a sentence for people.
 
     Examples
     --------
@@ -40,8 +44,8 @@ class StopKind(Enum):
     True
     """
 
-    # a stopping rule applied
-    GAP = "gap", True, "the gain still to be had is predicted to be below {tol:g} nats"
+    # A stopping rule applied.
+    GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
     PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
     PARAMETERS = (
         "parameters",
@@ -49,55 +53,65 @@ class StopKind(Enum):
         "no parameter changed by more than {tol:g} standard deviations in {steps} iterations",
     )
     OWN_RULE = "own-rule", True, "{sentence}"
-    # something ran out, or somebody ended it
-    ITERATIONS = "iterations", False, "{iterations} iterations were made while the bound could still rise"
+    # A limit was reached, or somebody ended the fit.
+    ITERATIONS = "iterations", False, "the limit of {iterations} iterations was reached before the fit settled"
     EVALUATIONS = "evaluations", False, "the budget of {evaluations:,} evaluations was spent before the fit settled"
-    SECONDS = "seconds", False, "the {seconds:g} seconds allowed were over before the fit settled"
+    SECONDS = "seconds", False, "the time limit of {seconds:g} seconds was reached before the fit settled"
     GAVE_UP = "gave-up", False, "{sentence}"
     CALLBACK = "callback", False, "stopped by the callback"
     INTERRUPTED = "interrupted", False, "interrupted ({by}) before the fit settled"
     INTERRUPTED_AT_END = "interrupted-at-end", False, "{so_far}, but interrupted ({by}) during the last draws"
     ERROR = "error", False, "ended by an error: {error}"
     UNFINISHED = "unfinished", False, "the fit is not finished: values are still missing"
-    BY_HAND = "by-hand", False, "nothing was fitted: this posterior was put together by hand"
-    # a rule applied, but the closing verdict took the convergence back
+    BY_HAND = "by-hand", False, "nothing was fitted: this posterior was built by hand"
+    # A rule applied, but the closing verdict took the convergence back.
     FAILURES = "failures", False, "{so_far}, but the function fails at {share:.0%} of {draws}"
     STILL_TO_GAIN = (
         "still-to-gain",
         False,
-        "{so_far}, but fresh draws show that about {nats:.2g} nats are still to be gained",
+        "{so_far}, but fresh draws show that further iterations would gain about {nats:.2g} nats",
     )
     LEFT_OPEN = (
         "left-open",
         False,
-        "{so_far}, but fresh draws leave open about {nats:.2g} nats: a few outweigh all others",
+        "{so_far}, but fresh draws leave about {nats:.2g} nats undecided: a few draws outweigh all others",
     )
     BOUND_BELOW = (
         "bound-below",
         False,
-        "fresh draws put the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
+        "fresh draws estimate the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
     )
     FAR_OFF = (
         "far-off",
         False,
-        "{so_far}, but log p / q varies by {nats:.2g} nats: the result is far from the posterior, its bound hardly known",
+        (
+            "{so_far}, but log p / q varies by {nats:.2g} nats: the result is far from the posterior, "
+            "and its bound is uncertain"
+        ),
     )
     ONE_RATIO = "one-ratio", False, "{so_far}, but one importance ratio outweighs all others"
     KHAT = (
         "khat",
         False,
-        "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior, try another (family=) or a transform",
+        (
+            "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
+            "try another one (family=) or a transform"
+        ),
     )
     STARTS_DISAGREE = (
-        "starts-disagree", False,
-        "{so_far}, but the starts disagree: others settled elsewhere at bounds of {bounds}; the posterior has several modes",
-    )  # fmt: skip
+        "starts-disagree",
+        False,
+        (
+            "{so_far}, but the starts disagree: others converged elsewhere, at bounds of {bounds}; "
+            "the posterior has several modes"
+        ),
+    )
 
     is_converged: bool
     sentence: str
 
     def __new__(cls, key: str, is_converged: bool, sentence: str) -> Self:
-        """The key is the value; the rest are attributes."""
+        """Make the key the value of the member, and the rest its attributes."""
         kind = object.__new__(cls)
         kind._value_ = key
         kind.is_converged, kind.sentence = is_converged, sentence
@@ -114,20 +128,20 @@ class StopKind(Enum):
 
     @property
     def is_by_user(self) -> bool:
-        """Whether the user ended the fit: further starts are then not wanted either."""
+        """Whether the user ended the fit, so that no further start begins."""
         return self in (StopKind.CALLBACK, StopKind.INTERRUPTED, StopKind.INTERRUPTED_AT_END)
 
 
 class Stop(NamedTuple):
-    """How a fit ended: its kind, and why, in a sentence.
+    """How a fit ended: the kind, and the reason as a sentence.
 
     Examples
     --------
     >>> stop = Stop.of(StopKind.PATIENCE, patience=500)
     >>> stop.converged, stop.reason
     (True, 'the smoothed lower bound did not improve for 500 iterations')
-    >>> stop.but(StopKind.ONE_RATIO).reason
-    'the smoothed lower bound did not improve for 500 iterations, but one importance ratio outweighs all others'
+    >>> stop.but(StopKind.ONE_RATIO).reason.partition(", ")[2]
+    'but one importance ratio outweighs all others'
     """
 
     kind: StopKind
@@ -135,27 +149,27 @@ class Stop(NamedTuple):
 
     @classmethod
     def of(cls, kind: StopKind, **numbers: Any) -> Stop:
-        """A stop of this kind, with the numbers of its sentence."""
+        """A stop of this kind; ``numbers`` fill in its sentence."""
         return cls(kind, kind.sentence.format(**numbers))
 
     @classmethod
     def own(cls, converged: bool, reason: str) -> Stop:
-        """The stop of a rule of your own, with a sentence of your own."""
+        """The stop of a rule of your own, with your own sentence."""
         return cls.of(StopKind.OWN_RULE if converged else StopKind.GAVE_UP, sentence=reason)
 
     def but(self, kind: StopKind, **numbers: Any) -> Stop:
-        """The same end, taken back for a further reason."""
+        """The same stop with a further reason, which takes the convergence back."""
         return Stop.of(kind, so_far=self.reason, **numbers)
 
     @property
     def converged(self) -> bool:
-        """Whether the fit may be called converged."""
+        """Whether the fit counts as converged."""
         return self.kind.is_converged
 
 
 @dataclass
 class History:
-    """What happened so far: one entry per step, oldest first.
+    """The steps so far: one entry for each, oldest first.
 
     Parameters
     ----------
@@ -165,8 +179,9 @@ class History:
     Examples
     --------
     >>> history = History(window=2)
+    >>> rest = {"n_evals": 9, "step": 1.0, "grad_norm": 1.0, "seconds": 0.0, "mean": [0], "sd": [1]}
     >>> for bound in (0.0, 1.0, 3.0):
-    ...     history.append(elbo=bound, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=[0.0], sd=[1.0])
+    ...     history.append(elbo=bound, **rest)
     >>> history.elbo_smooth
     [0.0, 0.5, 2.0]
     """
@@ -181,7 +196,7 @@ class History:
     mean: list[NDArray[np.float64]] = field(default_factory=list)
     sd: list[NDArray[np.float64]] = field(default_factory=list)
     gap: list[float] = field(default_factory=list)
-    _best: tuple[int, int] = (0, 0)  # steps looked at so far, and the best of them
+    _best: tuple[int, int] = (0, 0)  # number of steps compared so far, and the best of them
 
     def append(self, **entry: object) -> None:
         """Add one step, and smooth its bound."""
@@ -194,7 +209,7 @@ class History:
 
     @property
     def best(self) -> int:
-        """The step with the best smoothed bound; the first of several, and of none that is a number."""
+        """The step with the best smoothed bound: the first if several are equal or all are NaN."""
         looked, best = self._best
         for step in range(looked, len(self)):
             if self.elbo_smooth[step] > self.elbo_smooth[best] or np.isnan(self.elbo_smooth[best]):
@@ -203,30 +218,30 @@ class History:
         return best
 
     def recorded(self) -> dict[str, list[Any]]:
-        """Everything that is recorded of the steps, by name."""
+        """All records of the steps, by name."""
         return {name: values for name, values in vars(self).items() if name not in ("window", "_best")}
 
 
 class Rule(ABC):
-    """Anything that reads the history and says when to stop.
+    """A stopping rule: it reads the history and decides when to stop.
 
-    A new rule gives `__call__`. The two other methods let a compiled loop make many steps before it asks
-    again; their defaults are always right.
+    A new rule must define `__call__`. The two other members let a compiled loop make many steps
+    before it calls the rule again. Their defaults are correct for every rule.
     """
 
     @abstractmethod
     def __call__(self, history: History) -> Stop | None:
-        """Return how to stop, or None to go on."""
+        """Return a `Stop`, or None to continue."""
 
     def soonest(self, history: History) -> int:
-        """How many steps from now the rule could apply at the earliest, one or more."""
+        """Least number of further steps, one or more, after which the rule may apply."""
         return 1
 
     @property
     def pause_below(self) -> float:
-        """A predicted gap, in nats: the rule never applies after a step that predicts more.
+        """Predicted gap, in nats, above which the rule never applies.
 
-        Minus infinity where the rule does not depend on it.
+        Minus infinity if the rule does not depend on the gap.
         """
         return -math.inf
 
@@ -242,11 +257,12 @@ class _Function(Rule):
 
 
 def as_rule(rule: Any) -> Rule:
-    """A rule, or a function of the history as one.
+    """Return a rule as it is, and a function of the history as a rule.
 
     Examples
     --------
-    >>> as_rule(lambda history: Stop.own(True, "enough") if len(history) > 9 else None)(History()) is None
+    >>> rule = as_rule(lambda history: Stop.own(True, "enough") if len(history) > 9 else None)
+    >>> rule(History()) is None
     True
     """
     if isinstance(rule, Rule):
@@ -259,47 +275,57 @@ def as_rule(rule: Any) -> Rule:
 
 @dataclass(frozen=True)
 class Patience(Rule):
-    """Stop when the smoothed bound has not improved for ``patience`` steps (paper, "LB smoothing and stopping criterion").
+    """Stop when the smoothed bound has not improved for ``patience`` steps.
+
+    This is the paper's rule ("LB smoothing and stopping criterion").
 
     Examples
     --------
     >>> history = History(window=1)
+    >>> rest = {"n_evals": 9, "step": 1.0, "grad_norm": 1.0, "seconds": 0.0, "mean": [0], "sd": [1]}
     >>> for bound in (1.0, 0.0, 0.0):
-    ...     history.append(elbo=bound, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=[0.0], sd=[1.0])
-    >>> Patience(2)(history)
-    Stop(kind=<StopKind.PATIENCE: 'patience'>, reason='the smoothed lower bound did not improve for 2 iterations')
+    ...     history.append(elbo=bound, **rest)
+    >>> Patience(2)(history).reason
+    'the smoothed lower bound did not improve for 2 iterations'
     """
 
     patience: int = 500
 
     def __call__(self, history: History) -> Stop | None:
-        """Compare the present step with the best one."""
+        """Count the steps since the best one."""
         if not len(history) or len(history) - 1 - history.best < self.patience:
             return None
         return Stop.of(StopKind.PATIENCE, patience=self.patience)
 
     def soonest(self, history: History) -> int:
-        """When the patience is over if nothing improves."""
+        """Steps until the patience ends if nothing improves."""
         since = len(history) - 1 - history.best if len(history) else -1
         return max(1, self.patience - since)
 
 
-_GAPS, _GAPS_BELOW = 3, 2  # a prediction is noisy and looked at often: two of the last three must be below
-_WELL_BELOW = 4  # or one below a quarter of the tolerance
+_GAPS, _GAPS_BELOW = 3, 2  # two of the last three predictions must be below the tolerance, ...
+_WELL_BELOW = 4  # ... or the last one below a quarter of it
 
 
 @dataclass(frozen=True)
 class GapBelow(Rule):
-    """Stop when two of the last three predictions of the nats still to be gained are below ``tol``, or the last is below a quarter of it.
+    """Stop when the predicted gain of further steps is below ``tol``.
 
-    A prediction is a noisy number looked at many times: the first one below ``tol`` may be luck.
+    The last prediction must be below ``tol``, and one of these must hold:
+
+    - two of the last three predictions are below ``tol``,
+    - the last one is below a quarter of ``tol``.
+
+    One prediction is not enough: predictions are noisy and there are many of them, so the first one
+    below ``tol`` may be chance.
 
     Parameters
     ----------
     tol
-        Nats.
+        Tolerance in nats.
     finest
-        Where it is given, go on below ``tol`` down to this as long as the last two predictions are at most half of all before: digits that cost one step each.
+        If given, continue below ``tol`` down to this value while the predictions halve: the smaller
+        of the last two is below half of all before. Digits then cost one step each.
 
     Examples
     --------
@@ -322,36 +348,37 @@ class GapBelow(Rule):
 
     @property
     def pause_below(self) -> float:
-        """The tolerance: a chunk of steps ends with the first that predicts less."""
+        """The tolerance: a chunk of steps ends with the first step that predicts less."""
         return self.tol
 
     def soonest(self, history: History) -> int:
-        """No step that predicts more can be the last."""
+        """No limit: only a step that predicts less than the tolerance can be the last."""
         return _NEVER
 
 
 def _is_halving(gap: list[float]) -> bool:
-    """Whether one of the last two predictions is below half of all before."""
+    """Whether the smaller of the last two predictions is below half of all before."""
     return bool(min(gap[-2:]) < 0.5 * min([*gap[:-2], np.inf]))
 
 
 @dataclass(frozen=True)
 class ParameterChange(Rule):
-    """Stop when no mean moved, and no standard deviation changed, by more than ``tol`` standard deviations for a while.
+    """Stop when means and standard deviations have hardly changed for a number of steps.
 
     Parameters
     ----------
     tol
-        Largest change, in units of the present standard deviation.
+        Largest change of a mean or standard deviation, in units of the current standard deviation.
     steps
-        Over how many steps.
+        Number of steps over which the change is measured.
 
     Examples
     --------
     >>> import numpy as np
     >>> history = History()
+    >>> moments = {"mean": np.zeros(2), "sd": np.ones(2)}
     >>> for _ in range(3):
-    ...     history.append(elbo=0.0, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, mean=np.zeros(2), sd=np.ones(2))
+    ...     history.append(elbo=0.0, n_evals=10, step=0.1, grad_norm=1.0, seconds=0.0, **moments)
     >>> ParameterChange(0.01, steps=2)(history).converged
     True
     """
@@ -360,7 +387,7 @@ class ParameterChange(Rule):
     steps: int = 20
 
     def __call__(self, history: History) -> Stop | None:
-        """Compare the last steps with each other."""
+        """Compare the last steps with the current one."""
         if len(history) <= self.steps:
             return None
         mean, sd = np.stack(history.mean[-self.steps - 1 :]), np.stack(history.sd[-self.steps - 1 :])
@@ -370,7 +397,7 @@ class ParameterChange(Rule):
         return Stop.of(StopKind.PARAMETERS, tol=self.tol, steps=self.steps)
 
     def soonest(self, history: History) -> int:
-        """When there are enough steps to compare."""
+        """Steps until there are enough to compare."""
         return max(1, self.steps + 1 - len(history))
 
 
@@ -390,26 +417,26 @@ class MaxIterations(Rule):
         whole_number("iterations", self.iterations)
 
     def __call__(self, history: History) -> Stop | None:
-        """Count."""
+        """Count the steps."""
         if len(history) < self.iterations:
             return None
         return Stop.of(StopKind.ITERATIONS, iterations=self.iterations)
 
     def soonest(self, history: History) -> int:
-        """When they are made."""
+        """Steps that are left."""
         return max(1, self.iterations - len(history))
 
 
 @dataclass(frozen=True)
 class Budget(Rule):
-    """Stop before the next step would spend more evaluations or seconds than allowed.
+    """Stop before the next step exceeds the evaluations, or once the time is over.
 
     Parameters
     ----------
     max_evals, max_time
-        Evaluations of the user's function, and seconds; None for no limit.
+        Largest number of evaluations of the user's function, and of seconds; None for no limit.
     reserve
-        Evaluations kept for the fresh estimate at the end.
+        Evaluations reserved for the fresh draws at the end.
 
     Examples
     --------
@@ -422,7 +449,7 @@ class Budget(Rule):
     reserve: int = 0
 
     def __call__(self, history: History) -> Stop | None:
-        """Compare what the next step is expected to cost with what is left."""
+        """Compare the cost of another step like the last one with what is left."""
         if not len(history):
             return None
         spent, before = history.n_evals[-1], history.n_evals[-2] if len(history) > 1 else 0
@@ -433,7 +460,7 @@ class Budget(Rule):
         return None
 
     def soonest(self, history: History) -> int:
-        """When evaluations or seconds run out at the pace of the last step."""
+        """Steps until evaluations or seconds run out, if all cost as much as the last one."""
         if not len(history):
             return 1
         cost = history.n_evals[-1] - (history.n_evals[-2] if len(history) > 1 else 0)
@@ -443,5 +470,5 @@ class Budget(Rule):
         return max(1, int(min([*left, _NEVER])))
 
     def spent(self) -> Stop:
-        """How a fit ends that has no evaluations left."""
+        """The stop of a fit that has spent its evaluations."""
         return Stop.of(StopKind.EVALUATIONS, evaluations=self.max_evals)

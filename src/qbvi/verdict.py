@@ -1,4 +1,4 @@
-"""The closing verdict: what fresh draws from the result must show before a fit is called converged."""
+"""The closing verdict: what fresh draws must show before a fit counts as converged."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Look", "Verdict"]
 
 Floats = NDArray[np.float64]
 
-_DRAWS_PER_COEFFICIENT = 4  # from which on least squares on fresh draws tells something
+_DRAWS_PER_COEFFICIENT = 4  # fewest fresh draws for least squares on them
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,18 +28,18 @@ class Look:
 
     family: Family
     q: Array
-    h: Floats  # (groups, n) residuals: one group or, with mini-batches, one for each of several
+    h: Floats  # (groups, n) residuals: one group or, with mini-batches, one for each batch
     failed: float  # share of the draws at which the function failed
-    draws: tuple[Array, Values] | None = None  # the draws (n, d) and their values, where they were made at once
+    draws: tuple[Array, Values] | None = None  # draws (n, d) and values; None if made in parts
 
     @property
     def is_whole(self) -> bool:
-        """Whether all values are there and all from the same data."""
+        """Whether the function failed nowhere and all values are from the same data."""
         return len(self.h) == 1 and not self.failed
 
     @cached_property
     def features(self) -> Floats | None:
-        """Statistics of the draws, orthonormal under q (n, k); None where the draws are too few to use them."""
+        """Statistics of the draws, orthonormal under q (n, k); None if the draws are too few."""
         if self.draws is None or self.h.size < _DRAWS_PER_COEFFICIENT * (1 + self.family.size):
             return None
         return np.asarray(self.family.features(to_numpy(self.q), to_numpy(self.draws[0])))
@@ -47,14 +47,16 @@ class Look:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether fresh draws confirm that a fit has settled.
+    """The rules by which fresh draws confirm a convergence, or take it back.
 
-    `doubts` is asked while the fit can still go on: the draws then join the others and the fit continues.
-    `judge` is asked at the end: it needs more evidence, and takes the convergence back.
+    - `doubts` applies while the fit can still continue. If it is true, the method receives the
+      draws and the fit continues.
+    - `judge` applies at the end. It needs stronger evidence, and decides whether the fit counts as
+      converged.
 
     Examples
     --------
-    A result at whose draws log p / q varies by ten nats is not the posterior:
+    If log p / q varies by ten nats between draws, the result is not the posterior:
 
     >>> import numpy as np
     >>> from qbvi.families import Gaussian
@@ -63,29 +65,35 @@ class Verdict:
     <StopKind.FAR_OFF: 'far-off'>
     """
 
-    most_looks: int = 5  # with fresh draws, at which a fit may be sent back to go on
-    suspicious_gain: float = 0.02  # nats, and the chance of a false alarm, at which a fit goes on ...
+    most_looks: int = 5  # most checks with fresh draws after which a fit may continue
+    # A fit continues if fresh draws show so many nats to gain, at this chance of a false alarm.
+    suspicious_gain: float = 0.02
     suspicious_chance: float = 0.01
-    proven_gain: float = 0.05  # ... and at which it is not called converged
+    # A fit does not count as converged if they show this gain, at this chance of a false alarm.
+    proven_gain: float = 0.05
     proven_chance: float = 1e-4
-    predicted: float = 2.0  # times the predicted gap is no news
-    open_nats: float = 0.25  # that fresh draws may leave open: half of what no fit may be off and say converged
-    uneven: float = 6.0  # times what they would leave open if all weighed the same; a quadratic residual comes to three
-    most_failed: float = 0.02  # share of failed draws up to which a fit that left them out is called converged
-    bound_errors: float = 5.0  # standard errors between the last bound and the fresh one that chance does not explain
-    bound_nats: float = 0.1  # and nats that do not matter
-    far_off: float = 6.0  # nats: standard deviation of log p / q beyond which draws prove nothing about the bound
+    predicted: float = 2.0  # multiple of the predicted gap up to which a gain is no surprise
+    # Nats that fresh draws may leave undecided: half of the error that a converged fit may have.
+    open_nats: float = 0.25
+    # The same, relative to draws of equal weight; a quadratic residual has a ratio of three.
+    uneven: float = 6.0
+    most_failed: float = 0.02  # largest share of failed draws with which a fit counts as converged
+    # The fresh bound may be below the bound of the fit by so many standard errors (chance) ...
+    bound_errors: float = 5.0
+    bound_nats: float = 0.1  # ... plus so many nats (too few to matter)
+    # Nats: standard deviation of log p / q above which the draws do not determine the bound.
+    far_off: float = 6.0
     khat_nats: float = 0.05  # missing nats below which k-hat describes rounding errors
 
     def doubts(self, look: Look, gap: float) -> bool:
-        """Whether the draws are worth another turn of the loop, where ``gap`` nats were predicted to be missing."""
+        """Whether the draws justify further iterations, given the ``gap`` that was predicted."""
         if look.failed:
             return False
         gain = self._gain(look, gap, self.suspicious_gain, self.suspicious_chance)
         return gain > 0 or self._open(look) > 0
 
     def judge(self, stop: Stop, look: Look, gap: float, fitted: float, khat: float) -> Stop:
-        """Take a convergence back where the draws speak against it.
+        """Take a convergence back if the draws contradict it.
 
         Parameters
         ----------
@@ -94,25 +102,27 @@ class Verdict:
         look
             Fresh draws from the result.
         gap, fitted
-            Missing nats as the method predicted them, and its last bound.
+            The gap that the method predicted, in nats, and its last smoothed bound.
         khat
-            Pareto k-hat of the draws; NaN where there is none.
+            Pareto k-hat of the draws; NaN if there is none.
         """
         stop = self._on_gain(stop, look, gap) if look.is_whole else stop
         stop = self.on_failures(stop, look.failed, "fresh draws from the result")
         return self.on_ratios(self._on_bound(stop, look.h, fitted), look.h, khat)
 
     def on_failures(self, stop: Stop, share: float, draws: str) -> Stop:
-        """Do not call a fit converged that left out much of the mass."""
+        """Take a convergence back if many draws failed: the fit may miss part of the posterior."""
         if not stop.converged or share <= self.most_failed:
             return stop
         return stop.but(StopKind.FAILURES, share=share, draws=draws)
 
     def on_ratios(self, stop: Stop, h: Floats, khat: float) -> Stop:
-        """Do not call a fit converged whose importance ratios say that it is not the posterior.
+        """Take a convergence back if the importance ratios show that q is not the posterior.
 
-        k-hat counts only where it is above its limit beyond its own error, and where the ratios say that
-        enough nats are missing.
+        k-hat counts only if both of these hold:
+
+        - it is above its limit by more than its standard error explains,
+        - the ratios show that enough nats are missing.
         """
         first = np.atleast_2d(h)[0]
         if not stop.converged:
@@ -135,22 +145,23 @@ class Verdict:
         return stop.but(StopKind.LEFT_OPEN, nats=unknown) if unknown else stop
 
     def _on_bound(self, stop: Stop, h: Floats, fitted: float) -> Stop:
-        """Do not call a fit converged whose fresh bound is well below what it said."""
+        """Take a convergence back if the fresh bound is well below the fit's own estimate."""
         fresh, se = float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
         if not stop.converged or fresh > fitted - self.bound_errors * se - self.bound_nats:
             return stop
         return stop.but(StopKind.BOUND_BELOW, fresh=fresh, fitted=fitted)
 
     def _gain(self, look: Look, gap: float, worth: float, chance: float) -> float:
-        """Nats that the draws prove to be missing, beyond what was predicted."""
+        """Nats that further steps would gain, if the draws prove more than predicted; else zero."""
         if look.features is None:
             return 0.0
         return still_to_gain(look.features, look.h[0], float(np.fmax(worth, self.predicted * gap)), chance)
 
     def _open(self, look: Look) -> float:
-        """Nats that the draws leave open; zero where that is little."""
+        """Nats that the draws leave undecided; zero if that is within the limits."""
         if look.features is None:
             return 0.0
         unknown = left_open(look.features, look.h[0])
-        even = 0.5 * look.family.size * float(look.h[0].var()) / look.h.size  # were all draws to weigh the same
+        # The same if all draws had equal weight.
+        even = 0.5 * look.family.size * float(look.h[0].var()) / look.h.size
         return unknown if unknown > max(self.open_nats, self.uneven * even) else 0.0

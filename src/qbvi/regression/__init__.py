@@ -1,4 +1,4 @@
-"""The default method: regress the residual on polynomials of the whitened draws, step in a trust region.
+"""The default method: regress the residual on the whitened draws, step in a trust region.
 
 `rules` is the rule book and `base` the iteration that the methods on the host share. `gaussian` is
 the method for Gaussian families, `mean_field` the one for products of other families, `ridge` the

@@ -1,4 +1,4 @@
-"""What the regression methods on the host share: their settings, their state, and one `tell`."""
+"""What the regression methods on the host share: settings, state, and one iteration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 
 
 class Answer(Protocol):
-    """What a regression says about the bound at q and its natural gradient."""
+    """What a regression estimates: the bound at q and its natural gradient."""
 
     @property
     def bound(self) -> float:
@@ -47,11 +47,11 @@ class Answer(Protocol):
 
     @property
     def tail(self) -> float:
-        """Variance, at q, of what no member of the family follows."""
+        """Variance, under q, of the part of the residual that no member of the family can fit."""
 
     @property
     def n_effective(self) -> float:
-        """Number of draws, those unlike q's own counting less."""
+        """Effective sample size: draws that are unlikely under q count less."""
 
 
 class Move(NamedTuple):
@@ -60,16 +60,23 @@ class Move(NamedTuple):
     q: Array
     kl: float  # KL(new || old)
     gain: float  # predicted rise of the bound
-    share: float  # of the full step
-    is_restricted: bool  # whether something kept it shorter than asked for
+    share: float  # length of the step, relative to the full step
+    is_restricted: bool  # whether a rule limited its length, its mean or its precision
 
 
 @dataclass(frozen=True)
 class RegressionMethod(Algorithm):
-    """Regress on all that is known, step as far as it can be trusted, stop in nats.
+    """Regress on all points so far, and step as far as the regression can be trusted.
 
-    One iteration is: receive the values, regress (`_answer`), judge the last step by the new bound, step
-    (`_move`), predict the nats still missing. A sibling gives the parts that depend on its families.
+    One iteration has five parts:
+
+    1. Store the new values.
+    2. Regress (`_answer`).
+    3. Accept or reject the last step by the new bound.
+    4. Make the next step (`_move`).
+    5. Predict the nats that are still missing.
+
+    Subclasses define the parts that depend on the family.
     """
 
     tol: float = 0.01
@@ -90,15 +97,15 @@ class RegressionMethod(Algorithm):
 
     @property
     def stop(self) -> tuple[Rule, ...]:
-        """Stop in nats."""
+        """Stop when the predicted gap is below the tolerance."""
         return (GapBelow(self.tol),)
 
     def fresh_draws(self, n_evals: int) -> int:
-        """A tenth of what was spent, but not too few."""
+        """A tenth of all evaluations, at least `n_fresh`."""
         return max(self.n_fresh, n_evals // self.rules.effort.fresh)
 
     def default_budget(self, d: int) -> int:
-        """Evaluations after which a fit that has not settled is given up."""
+        """Evaluations after which a fit that has not converged ends."""
         return self.rules.effort.default_budget(d)
 
     def start_scale(self, scale: Array) -> Array:
@@ -106,19 +113,22 @@ class RegressionMethod(Algorithm):
         return self.initial_scale * scale
 
     def notes(self, state: RegressionState) -> tuple[str, ...]:
-        """Whether the function is noisy."""
+        """Report the noise of the function, if it has any."""
         if not state.noise:
             return ()
         return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
 
     def init(self, family: Any, q: Array) -> RegressionState:
-        """Nothing evaluated yet."""
+        """State before the first iteration."""
         most = self.rules.effort.most(self._n_coefficients(family), self.tol)
         radius = np.float64(self.rules.trust_region.first_radius * family.n_whitened)
         return RegressionState(q, Store.empty(family.dim), Variances(), most, radius, None, None, 1.0, 0.0)
 
     def ask(self, family: Any, state: RegressionState, rng: np.random.Generator) -> Array:
-        """Draw mirror pairs along orthogonal directions; the first time, some of them twice, to see noise."""
+        """Draw mirror pairs along orthogonal directions.
+
+        The first batch repeats some points, to find out whether the function is noisy.
+        """
         n = self.n_samples or self.rules.effort.batch(family.n_whitened, state.n_effective)
         theta = family.transport(family.defensive(state.q), orthogonal_pairs(rng, n, family.dim))
         return theta if state.noise is not None else np.concatenate([theta, theta[: self.rules.noise.repeated]])
@@ -126,7 +136,7 @@ class RegressionMethod(Algorithm):
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
-        """Add the values to what is known, and move."""
+        """Make one iteration."""
         state, h = self._received(family, state, theta, values)
         if not self._is_enough(family, state, h):
             return self._retreated(family, state), nothing_learnt(h)
@@ -141,32 +151,35 @@ class RegressionMethod(Algorithm):
 
     @abstractmethod
     def _n_coefficients(self, family: Any) -> int:
-        """Number of coefficients that a step is told from."""
+        """Number of coefficients that a step is computed from."""
 
     @abstractmethod
     def _answer(self, family: Any, state: RegressionState) -> Any:
-        """Regress on what is known: an `Answer`."""
+        """Regress on the points so far: an `Answer`."""
 
     def _checked(self, answer: Any, h: Floats) -> Any:
-        """Hold the answer against the newest residuals."""
+        """Compare the answer with the newest residuals; some methods correct it."""
         return answer
 
     @abstractmethod
     def _move(self, family: Any, state: RegressionState, answer: Any) -> tuple[Move, float]:
-        """The step to take, and the nats predicted to be missing after it; infinite where it is not the last."""
+        """The next step, and the gap predicted after it; infinite if it cannot be the last step."""
 
     @abstractmethod
     def _widened(self, family: Any, q: Array, factor: float) -> Array:
         """The same mean with standard deviations ``factor`` times as large."""
 
     def _retreated(self, family: Any, state: RegressionState) -> RegressionState:
-        """Too few finite values to regress on: back to where the last step began."""
+        """With too few finite values to regress on, return to where the last step began."""
         return state if state.last_step is None else self._returned(state)
 
     def _received(
         self, family: Family, state: RegressionState, theta: Floats, values: Values
     ) -> tuple[RegressionState, Floats]:
-        """Store a batch, and see from repeated points whether the function is noisy. Also its residuals."""
+        """Store a batch, and return its residuals (n,) with the new state.
+
+        The repeated points of the first batch measure the noise of the function.
+        """
         y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
         known, n = np.asarray(values.noise_sd) ** 2, self.rules.noise.repeated
         if state.noise is None:
@@ -178,14 +191,14 @@ class RegressionMethod(Algorithm):
         return state._replace(store=store), family.residual(state.q, theta, y)
 
     def _noise_variance(self, first: Floats, second: Floats) -> float:
-        """Half the mean square difference of repeated values; zero where they agree to rounding."""
+        """Half the mean squared difference of repeated values; zero if it is only rounding."""
         both = np.isfinite(first) & np.isfinite(second)
         difference = (first - second)[both]
         rounding = self.rules.noise.rounding_margin * self.rules.noise.rounding * np.abs(first[both])
         return float(np.mean(difference**2) / 2) if np.any(np.abs(difference) > rounding) else 0.0
 
     def _is_enough(self, family: Family, state: RegressionState, h: Floats) -> bool:
-        """Whether enough values are finite to regress on, and the last step did not leave the support."""
+        """Whether enough values are finite to regress on and the last step is in the support."""
         rule = self.rules.retreat
         if state.last_step is not None and np.mean(np.isfinite(h)) < rule.fewest_finite:
             return False
@@ -200,7 +213,7 @@ class RegressionMethod(Algorithm):
         return float(np.var(h[np.isfinite(h)])) < rule.hidden * state.noise
 
     def _judged(self, family: Any, state: RegressionState, answer: Any) -> tuple[RegressionState, Any]:
-        """Accept the last step and set the radius by what it brought, or go back to where it began."""
+        """Accept the last step and update the radius, or reject it and return to where it began."""
         last, rule = state.last_step, self.rules.trust_region
         if last is None:
             return state, answer
@@ -211,7 +224,7 @@ class RegressionMethod(Algorithm):
         return state._replace(radius=rule.next_radius(state.radius, last, *bound)), answer
 
     def _returned(self, state: RegressionState) -> RegressionState:
-        """Back to where the last step began, wiser by its points, with less trust."""
+        """Return to where the last step began, with a smaller radius; its points are kept."""
         assert state.last_step is not None
         radius = self.rules.trust_region.radius_after_return(state.last_step)
         return state._replace(q=state.last_step.q, radius=radius)
@@ -227,7 +240,7 @@ class RegressionMethod(Algorithm):
 
 
 def nothing_learnt(h: Floats) -> Info:
-    """What there is to read about a batch that led to no step."""
+    """The report of an iteration without a regression and step."""
     finite = h[np.isfinite(h)]
     bound = float(finite.mean()) if finite.size else math.nan
     return Info(bound, finite, math.inf, math.nan, 0.0, True, True)

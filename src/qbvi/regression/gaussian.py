@@ -1,4 +1,4 @@
-"""The default method for Gaussian families: the natural gradient is read off the regression's coefficients."""
+"""The default method for Gaussians: the regression's coefficients are the natural gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Answer(NamedTuple):
     regression: HermiteRegression
     surrogate: Surrogate
     n_effective: float
-    is_credible: bool = True  # whether its bound agrees with the plain mean of the newest draws
+    is_credible: bool = True  # whether its bound agrees with the plain mean over the newest draws
 
     @property
     def bound(self) -> float:
@@ -54,25 +54,28 @@ class _Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Regression(RegressionMethod):
-    """The default: few evaluations, nothing to tune, stops by itself.
+    """The default method: it needs few evaluations and no tuning, and stops by itself.
 
-    Each iteration draws mirror pairs along orthogonal directions from the present q, regresses the
-    residual of all points so far on the Hermite polynomials of the whitened draws, and moves q along the
-    natural gradient as far as a trust region allows. The posterior variance of the natural gradient
-    predicts how many nats are still missing.
+    Each iteration
+
+    - draws mirror pairs along orthogonal directions from the current q,
+    - regresses the residual of all points so far on Hermite polynomials of the whitened draws,
+    - moves q along the natural gradient as far as a trust region allows,
+    - predicts from the variance of the natural gradient how many nats are still missing.
 
     Parameters
     ----------
     tol
         Stop when fewer nats than this are predicted to be missing.
     n_samples
-        Draws of one iteration; by default two for each dimension, and more once many have been made.
+        Draws of one iteration. The default is two for each dimension, at least eight, and more once
+        the effective sample size is large.
     initial_scale
-        Standard deviation of the start relative to the prior's. Narrow: without noise, differences are as
-        good as gradients.
+        Standard deviations of the start, relative to those of the prior. The start is narrow
+        because differences over short distances measure gradients, if the function has no noise.
     n_fresh
-        Least number of fresh draws from the result, for its lower bound and k-hat; a tenth of all
-        evaluations if that is more.
+        Least number of fresh draws from the result, for its lower bound and k-hat. A tenth of all
+        evaluations is used if that is more.
     window, keep
         As for `qbvi.QBVI`.
     rules
@@ -81,7 +84,8 @@ class Regression(RegressionMethod):
     Examples
     --------
     >>> import qbvi
-    >>> fit = qbvi.fit(lambda x: -(x**4).sum(), qbvi.Normal(0, 1, shape=2), method=qbvi.Regression(tol=0.1), seed=1)
+    >>> prior, method = qbvi.Normal(0, 1, shape=2), qbvi.Regression(tol=0.1)
+    >>> fit = qbvi.fit(lambda x: -(x**4).sum(), prior, method=method, seed=1)
     >>> fit.n_evals < 200
     True
     """
@@ -91,7 +95,7 @@ class Regression(RegressionMethod):
         return isinstance(family, GaussianFamily)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
-        """Those of all quadratics, whatever the family follows: the mean follows all of C."""
+        """All of b and C, for every family: the step of the mean uses all of C."""
         return family.dim * (family.dim + 3) // 2
 
     def _answer(self, family: GaussianFamily, state: RegressionState) -> _Answer:
@@ -103,10 +107,11 @@ class Regression(RegressionMethod):
         return _Answer(found.regression, surrogate, found.n_effective)
 
     def _checked(self, answer: _Answer, h: Floats) -> _Answer:
-        """Hold the bound against the plain mean over the mirror pairs just drawn from the same q.
+        """Limit the bound by the plain mean over the mirror pairs just drawn from the same q.
 
-        Polynomials that fit too well promise too much: what the plain mean rules out is not believed. (A
-        product of laws draws from a wider member than q, so that its plain mean is another one.)
+        Polynomials that overfit predict too much. A bound too far from the plain mean is replaced
+        by the nearest value that is not. (The method for products cannot do this: it draws from a
+        wider member than q, whose plain mean is another.)
         """
         rule = self.rules.credibility
         pairs = 0.5 * (h[::2] + h[1::2])
@@ -127,13 +132,13 @@ class Regression(RegressionMethod):
             repeated = repeated_share(family, state.q, state.last_step.q, whole)
         if repeated < 0:
             step = longest_step(answer.surrogate, family, state.radius, rule, longest=float(secant_share(repeated)))
-        # Back and forth is a sign of noise as long as the whole step, which a shortened one would hide.
+        # A step back is a sign of noise of its full length, so the gap uses the full step.
         gap = self._predicted_gap(family, answer, whole, state.misfit)
         gap = max(gap, float(self.rules.gap.still_to_come(step.kl, repeated)))
         return _taken(family, state.q, step), gap
 
     def _predicted_gap(self, family: GaussianFamily, answer: _Answer, step: WhitenedStep, misfit: float) -> float:
-        """Nats that will be missing after the step; infinite while it is not the last one."""
+        """Nats that will be missing after the step; infinite if it cannot be the last step."""
         rule = self.rules.gap
         if step.is_restricted or step.kl > rule.settled_kl or not answer.is_credible:
             return math.inf
@@ -142,13 +147,14 @@ class Regression(RegressionMethod):
         margin = rule.margin_for(misfit)
         white = answer.surrogate.white / answer.n_effective
         gap = margin * max(rule.curvature * cost.precision, white) + rest
-        if gap < self.tol:  # before that is said, let C be as free as the draws allow: is it still true?
+        # Before the fit ends, check that the gap is small for the largest plausible variance of C.
+        if gap < self.tol:
             bold = answer.regression.posterior(answer.regression.boldest(answer.variances), family)
             gap = max(gap, margin * self._cost_of_error(bold).precision + rest)
         return gap
 
     def _cost_of_error(self, surrogate: Surrogate) -> _Cost:
-        """Nats that the error of the estimated gradient is expected to lose."""
+        """Expected loss, in nats, from the error of the estimated gradient."""
         c, axes = np.linalg.eigh(surrogate.C)
         along = (axes**2).T @ surrogate.b_variance
         stiffness = np.maximum(1 - c, self.rules.trust_region.softest)
@@ -159,7 +165,13 @@ class Regression(RegressionMethod):
         return family.deform(q, np.zeros(family.dim), factor * eye, eye / factor)
 
     def _retreated(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
-        """Most values were not finite: back to the last good q, or another scale for the start."""
+        """With few finite values, return to the last good q, or try another start.
+
+        - Before the first step: change the scale of the start, wider and narrower by turns.
+        - After a step of some length: return to where it began, and step again with a smaller
+          radius.
+        - After a short step: start again, narrower, around the best point so far.
+        """
         rule = self.rules.retreat
         if state.last_step is None:
             turn = len(state.store.past)
@@ -170,7 +182,6 @@ class Regression(RegressionMethod):
             answer = self._answer(family, state)
             step = longest_step(answer.surrogate, family, state.radius, self.rules.trust_region)
             return self._moved(state, answer, _taken(family, state.q, step))
-        # Few finite values even where the last step began: start again, narrower, around the best point.
         best = family.whiten(state.q, state.store.theta[[int(np.argmax(state.store.y))]])[0]
         eye = np.eye(family.dim)
         around = family.deform(state.q, best, eye, eye)
@@ -178,7 +189,7 @@ class Regression(RegressionMethod):
 
 
 class _Cost(NamedTuple):
-    """Nats that the error of an estimated gradient is expected to lose."""
+    """Expected loss, in nats, from the error of an estimated gradient."""
 
     mean: float  # half the variance of b, over the stiffness of the log joint in each direction
     precision: float  # half the variance of C
@@ -187,7 +198,10 @@ class _Cost(NamedTuple):
 def longest_step(
     surrogate: Surrogate, family: GaussianFamily, radius: float, rules: TrustRegion, longest: float = 1.0
 ) -> WhitenedStep:
-    """The longest step, up to the share ``longest`` of the whole, within the trust region and with a believable gain."""
+    """The longest step within the trust region and with a believable gain.
+
+    ``longest`` bounds its length, relative to the full step.
+    """
     errors = np.float64(surrogate.curvature_sd), np.float64(surrogate.scale), surrogate.variances.omega
     line = NaturalLine(Gradient(surrogate.b, surrogate.C, *errors), family, rules)
     point = longest_by_bisection(line.at, lambda p: bool(line.is_allowed(p, radius)), longest, rules.halvings)

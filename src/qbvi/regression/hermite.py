@@ -1,8 +1,8 @@
-r"""Kernels of the orthonormal Hermite polynomials: all of one degree at once, in O(n^2 d) whatever their number.
+r"""Kernels of the orthonormal Hermite polynomials: all of one degree at once, in O(n^2 d).
 
-Under z ~ N(0, I) the multivariate Hermite polynomials are orthonormal, and the sum over those of degree m of
-:math:`\mathrm{He}_\alpha(x) \mathrm{He}_\alpha(y)` depends only on x.y, |x|^2 and |y|^2. Each kernel here is their mean, so that
-its expectation on the diagonal is one.
+Under z ~ N(0, I) the multivariate Hermite polynomials are orthonormal. The sum over all of degree m
+of :math:`\mathrm{He}_\alpha(x) \mathrm{He}_\alpha(y)` depends only on x.y, |x|^2 and |y|^2. Each
+kernel here is the mean of these products, so that its expectation on the diagonal is one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Kernels(NamedTuple):
     fourth: Floats  # (n, n)
 
     def tail(self, omega: float) -> Floats:
-        """What no Gaussian can follow: degree three, and four with relative variance ``omega``."""
+        """Degree three, and four with relative variance ``omega``: what no Gaussian can fit."""
         return (self.third + omega * self.fourth) / (1 + omega)
 
     def mix(self, quadratic: float, omega: float, out: Floats) -> None:
-        """Degree two with variance ``quadratic`` plus the tail, into memory that is there."""
+        """Write degree two with variance ``quadratic``, plus the tail, into ``out``."""
         np.multiply(self.second, quadratic, out=out)
         out += self.third * (1 / (1 + omega))
         out += self.fourth * (omega / (1 + omega))
@@ -41,9 +41,12 @@ class Kernels(NamedTuple):
 def kernels(z: Floats, other: Floats | None = None) -> Kernels:
     r"""Kernels between whitened points z (n, d) and themselves, or others (m, d).
 
-    With :math:`g = x \cdot y` and :math:`s = d - |x|^2 - |y|^2`, up to the numbers of polynomials:
+    With :math:`g = x \cdot y` and :math:`s = d - |x|^2 - |y|^2` they are, up to constant factors,
 
-    .. math:: k_2 = g^2 + s, \quad k_3 = g (g^2 + 3 s + 6), \quad k_4 = g^4 + 6 g^2 (s + 4) + 3 s (s + 4) - 6 d
+    .. math::
+
+        k_2 = g^2 + s, \quad k_3 = g (g^2 + 3 s + 6), \quad
+        k_4 = g^4 + 6 g^2 (s + 4) + 3 s (s + 4) - 6 d
 
     Examples
     --------
@@ -60,20 +63,20 @@ def kernels(z: Floats, other: Floats | None = None) -> Kernels:
 
 
 def tail_variance(square: Array, d: int, omega: float) -> Array:
-    """Prior variance of degrees three and four at squared radius ``square``, in units of its mean under N(0, I)."""
+    """Prior variance of degrees three and four at a squared radius, with mean one under N(0, I)."""
     _, third, fourth = _by_degree(square, d - 2 * square, d)
     return (third + omega * fourth) / (1 + omega)
 
 
 def free_features(z: Array) -> Array:
-    """What is fitted without a prior: a constant, z, and the squared radius: (n, d) -> (n, d + 2)."""
+    """Features without a prior: a constant, z, and the squared radius: (n, d) -> (n, d + 2)."""
     xp = array_namespace(z)
     radius = radial_feature(z)
     return xp.concat([xp.ones_like(radius), z, radius], axis=1)
 
 
 def radial_feature(z: Array) -> Array:
-    """The squared radius, with mean zero and variance one under N(0, I): (n, d) -> (n, 1)."""
+    """The squared radius, scaled to mean zero and variance one under N(0, I): (n, d) -> (n, 1)."""
     xp = array_namespace(z)
     d = z.shape[1]
     return (xp.sum(z**2, axis=1, keepdims=True) - d) / (2 * d) ** 0.5

@@ -1,9 +1,13 @@
-r"""Weighted ridge regression on all quadratics, without forming one of them.
+r"""Weighted ridge regression on all quadratics, without forming the design matrix.
 
-.. math:: h(z) = a + b'z + c\,(|z|^2 - d) / \sqrt{2d} + \tfrac12 (z'Cz - \mathrm{tr}\, C) + \text{noise}
+.. math::
 
-The d (d + 1) / 2 coefficients of C have a common prior variance, the d + 2 others none and are projected out exactly. A symmetric matrix is applied
-to n points in O(n d^2), and so is the adjoint; a Krylov space of those two (Lanczos) holds the solutions for every ridge at once. Memory is O(n d).
+    h(z) = a + b'z + c\,(|z|^2 - d) / \sqrt{2d} + \tfrac12 (z'Cz - \mathrm{tr}\, C) + \text{noise}
+
+The d (d + 1) / 2 coefficients of C have a common prior variance. The d + 2 others have no prior and
+are projected out exactly. To evaluate the quadratic of a symmetric matrix at n points costs
+O(n d^2), and so does the adjoint. A Krylov space of the two (Lanczos) holds the solutions for all
+ridges at once. Memory is O(n d).
 """
 
 from __future__ import annotations
@@ -15,17 +19,21 @@ from qbvi.regression.hermite import free_features
 
 __all__ = ["Krylov", "Quadratic", "Weighted", "krylov"]
 
-_EXHAUSTED = 100.0  # units of rounding below which a new direction of the Krylov space is rounding alone
-_SWEEPS = 2  # orthogonalisations of a new direction: "twice is enough" (Kahan; Parlett, section 6.9)
-_NUGGET = 1e3  # units of rounding added to the free features' unit diagonal, so that too few points do not matter
+# Machine epsilons below which a new direction of the Krylov space is nothing but rounding.
+_EXHAUSTED = 100.0
+# Orthogonalisations of a new direction: "twice is enough" (Kahan; Parlett, section 6.9).
+_SWEEPS = 2
+# Machine epsilons added to the unit diagonal of the free features' Gram matrix: it stays invertible
+# with too few points.
+_NUGGET = 1e3
 
 
 class Weighted(NamedTuple):
-    """What is regressed on."""
+    """The weighted points of a regression."""
 
     z: Array  # (n, d) whitened points
     h: Array  # (n,) residuals
-    weight: Array  # (n,) zero where a point tells nothing
+    weight: Array  # (n,) zero for points that do not take part
 
 
 class Quadratic(NamedTuple):
@@ -35,7 +43,7 @@ class Quadratic(NamedTuple):
     C: Array  # (..., d, d)
 
     def __call__(self, z: Array) -> Array:
-        """Its values: (n, d) -> (..., n)."""
+        """Values at points: (n, d) -> (..., n)."""
         return self.free @ free_features(z).T + _quadratic(z, self.C)
 
     @property
@@ -50,7 +58,7 @@ class Quadratic(NamedTuple):
 
     @property
     def curvature(self) -> Array:
-        """The matrix of all of degree two, the free radius included: (..., d, d)."""
+        """The matrix of all terms of degree two, the squared radius included: (..., d, d)."""
         xp = array_namespace(self.C)
         d = self.C.shape[-1]
         eye = xp.eye(d, dtype=self.C.dtype, device=device(self.C))
@@ -61,13 +69,13 @@ class Krylov(NamedTuple):
     """A regression reduced to its Krylov space."""
 
     points: Weighted
-    gram: Array  # (d + 2, d + 2) inverse of that of the free features
-    basis: Array  # (m, d, d) symmetric, orthonormal by <A, B> = tr(AB) / 2
-    tridiagonal: Array  # (m, m) the normal equations in it
-    right_norm: Array  # () length of their right-hand side, which is along the first
+    gram: Array  # (d + 2, d + 2) inverse Gram matrix of the free features
+    basis: Array  # (m, d, d) symmetric matrices, orthonormal by <A, B> = tr(AB) / 2
+    tridiagonal: Array  # (m, m) matrix of the normal equations in this basis
+    right_norm: Array  # () norm of their right-hand side, a multiple of the first basis matrix
 
     def solve(self, ridges: Array) -> Quadratic:
-        """The regression for each ridge (r,)."""
+        """The solution for each ridge (r,)."""
         xp = array_namespace(ridges)
         m = self.basis.shape[0]
         eye = xp.eye(m, dtype=ridges.dtype, device=device(ridges))
@@ -84,11 +92,12 @@ def krylov(points: Weighted, m: int) -> Krylov:
 
     Examples
     --------
-    Two points more than coefficients, and no ridge: a quadratic is found exactly.
+    With two more points than coefficients and no ridge, a quadratic is found exactly:
 
     >>> import numpy as np
     >>> z = np.random.default_rng(1).standard_normal((8, 2))
-    >>> found = krylov(Weighted(z, 3 + z[:, 0] - z[:, 1] ** 2, np.ones(8)), m=3).solve(np.asarray([0.0]))
+    >>> points = Weighted(z, 3 + z[:, 0] - z[:, 1] ** 2, np.ones(8))
+    >>> found = krylov(points, m=3).solve(np.asarray([0.0]))
     >>> found.bound.round(3), found.b.round(3) + 0.0, found.curvature.round(3) + 0.0
     (array([2.]), array([[1., 0.]]), array([[[ 0.,  0.],
             [ 0., -2.]]]))
@@ -102,7 +111,7 @@ def krylov(points: Weighted, m: int) -> Krylov:
     numbers = xp.arange(m, device=where)
 
     def extend(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
-        """One step of Lanczos, orthogonalised against all before, since rounding would undo it."""
+        """One Lanczos step, orthogonalised against all directions, as rounding makes necessary."""
         basis, alpha, beta, v = state
         here = xp.astype(numbers == i, dtype)
         basis = basis + here[:, None] * v
@@ -111,7 +120,7 @@ def krylov(points: Weighted, m: int) -> Krylov:
         for _ in range(_SWEEPS):
             u = u - (0.5 * (basis @ u)) @ basis
         off = _norm(u)
-        # A space that is exhausted stays as it is: its next direction would be rounding.
+        # An exhausted space stays as it is: its next direction would be rounding.
         goes_on = off > _EXHAUSTED * xp.finfo(dtype).eps * xp.abs(diagonal)
         off = xp.where(goes_on, off, xp.zeros_like(off))
         u = xp.where(goes_on, u, xp.zeros_like(u)) / xp.where(goes_on, off, xp.ones_like(off))
@@ -125,19 +134,22 @@ def krylov(points: Weighted, m: int) -> Krylov:
 
 
 class _NormalEquations(NamedTuple):
-    """Those of C, with the free features projected out: a map from symmetric matrices to symmetric matrices."""
+    """Normal equations of C without the free features: a linear map of symmetric matrices."""
 
     z: Array
     weight: Array
     features: Array  # (n, d + 2) without a prior
-    gram: Array  # (d + 2, d + 2)
+    gram: Array  # (d + 2, d + 2) inverse of their weighted Gram matrix
 
     def __call__(self, C: Array) -> Array:
-        """Apply them."""
+        """Apply the map to a symmetric matrix (d, d)."""
         return self.right(_quadratic(self.z, C))
 
     def right(self, values: Array) -> Array:
-        """Adjoint of `_quadratic`, by <A, B> = tr(AB) / 2, of what the free features leave of the values: (n,) -> (d, d)."""
+        """Project the free features out of values (n,), then apply the adjoint of `_quadratic`.
+
+        The adjoint is the one for <A, B> = tr(AB) / 2. The result is (d, d).
+        """
         xp = array_namespace(self.z)
         free = self.gram @ (self.features.T @ (self.weight * values))
         rest = self.weight * (values - self.features @ free)
@@ -156,7 +168,10 @@ def _norm(matrix: Array) -> Array:
 
 
 def _inverse_gram(points: Weighted) -> Array:
-    """Inverse of F' W F, scaled to a unit diagonal first; a nugget bounds it where fewer points than features count."""
+    """Inverse of F' W F for the free features F, after scaling to a unit diagonal.
+
+    A nugget keeps it finite if there are fewer points than features.
+    """
     xp = array_namespace(points.z)
     features = free_features(points.z)
     gram = (features.T * points.weight) @ features

@@ -1,9 +1,10 @@
 r"""Steps of a Gaussian along its natural gradient, in whitened coordinates.
 
-The exact solution of "best bound under the regression, KL(new || old) at most r" lies on the
-natural-gradient line: for some :math:`\beta \le 1`, whitened precision :math:`P = I - \beta C` and mean
-:math:`\beta P^{-1} b`. Everything is a function of the eigenvalues of C. Array functions: the host
-searches :math:`\beta` by bisection, a compiled loop on a grid.
+The Gaussian with the best bound under the regression, subject to KL(new || old) at most r, lies on
+the natural-gradient line: its whitened precision is :math:`P = I - \beta C` and its mean
+:math:`\beta P^{-1} b` for some :math:`\beta \le 1`. All quantities are functions of the eigenvalues
+of C. All functions work on arrays of any library. The host searches for :math:`\beta` by bisection,
+a compiled loop on a grid.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ __all__ = ["Gradient", "LinePoint", "NaturalLine", "WhitenedStep", "longest_by_b
 
 
 class Gradient(NamedTuple):
-    """The natural gradient at q as a regression estimates it, and how far to believe it."""
+    """The natural gradient at q as a regression estimates it, and its errors."""
 
     b: Array  # (d,) linear part
     C: Array  # (d, d) quadratic part
     curvature_sd: Array  # () standard error of one coefficient of C
-    tail: Array  # () variance, at q, of what no quadratic follows
-    omega: Array  # () degree four against degree three in it
+    tail: Array  # () variance, under q, of the part of the residual that is not quadratic
+    omega: Array  # () variance of degree four in it, relative to degree three
 
 
 class LinePoint(NamedTuple):
     """One step along the line, or several along a first axis."""
 
-    share: Array  # (...) of the full step
+    share: Array  # (...) length of the step, relative to the full step
     shift: Array  # (..., d) new mean, in the axes of C
-    precision: Array  # (..., d) new precision, in the axes of what the family follows of C
+    precision: Array  # (..., d) new precision, in the axes of the family's part of C
     kl: Array  # (...) KL(new || old)
     gain: Array  # (...) predicted rise of the bound
 
@@ -44,12 +45,12 @@ class WhitenedStep(NamedTuple):
 
     shift: Array  # (d,) new mean
     axes: Array  # (d, d) eigenvectors of the new precision
-    precision: Array  # (d,) its eigenvalues
-    share: Array  # () of the full step
+    precision: Array  # (d,) eigenvalues of the new precision
+    share: Array  # () length of the step, relative to the full step
     kl: Array  # () KL(new || old)
     gain: Array  # () predicted rise of the bound
-    left_behind: Array  # () nats of directions too soft to be trusted to their end
-    is_restricted: Array  # () whether something kept it shorter than asked for
+    left_behind: Array  # () nats lost in directions of small stiffness, where the step is limited
+    is_restricted: Array  # () whether a rule limited its length, its mean or its precision
 
     @property
     def growth(self) -> Array:
@@ -57,7 +58,7 @@ class WhitenedStep(NamedTuple):
         return (self.axes * (1 / self.precision - 1)) @ self.axes.T
 
     def apply(self, family: GaussianFamily, q: Array) -> Array:
-        """The member it leads to."""
+        """The member of the family that the step leads to from q."""
         root = self.precision**0.5
         return family.deform(q, self.shift, (self.axes / root) @ self.axes.T, (self.axes * root) @ self.axes.T)
 
@@ -65,26 +66,27 @@ class WhitenedStep(NamedTuple):
 class NaturalLine:
     """All steps along the natural gradient of a Gaussian family.
 
-    The mean follows all of C; the precision what the family can follow of it, and no variance grows by
-    more than the error of C warrants.
+    The mean uses all of C. The precision uses the part of C that the family can represent. The
+    error of C limits how far a precision may fall.
 
     Parameters
     ----------
     gradient
         b and C, with their errors.
     family
-        Which part of C it follows.
+        The Gaussian family; it decides which part of C the precision uses.
     rules
-        Bounds on the precision, and when a gain is believable.
+        Bounds on the precision, and the rule for a believable gain.
 
     Examples
     --------
-    A standard normal whose log joint has its maximum at one, with unit curvature:
+    The q is a standard normal. The log joint has its maximum at one and unit curvature:
 
     >>> import numpy as np
     >>> from qbvi.families import Gaussian
     >>> zero = np.float64(0.0)
-    >>> line = NaturalLine(Gradient(np.ones(1), np.zeros((1, 1)), zero, zero, zero), Gaussian(1), TrustRegion())
+    >>> gradient = Gradient(np.ones(1), np.zeros((1, 1)), zero, zero, zero)
+    >>> line = NaturalLine(gradient, Gaussian(1), TrustRegion())
     >>> line.at(np.float64(1.0)).shift
     array([1.])
     """
@@ -100,7 +102,7 @@ class NaturalLine:
         self._smallest = rules.smallest_precision(gradient.curvature_sd, family.dim)
 
     def at(self, share: Array) -> LinePoint:
-        """The step that covers a share of the full one, or shares (m,)."""
+        """The step of this length, relative to the full step, or steps of several lengths (m,)."""
         xp = array_namespace(self._b)
         b, c, r, some = self._b, self._c, self._r, xp.asarray(share)[..., None]
         smallest = self._smallest * xp.ones_like(c)
@@ -112,9 +114,12 @@ class NaturalLine:
         return LinePoint(share, shift, precision, kl, gain)
 
     def is_allowed(self, point: LinePoint, radius: Array) -> Array:
-        """Whether KL is within the radius and the gain is believable.
+        """Whether KL is within the radius and the predicted gain is believable.
 
-        Believable: above the standard deviation, at the new place, of what is of degree three and four.
+        A gain is believable if one of these holds:
+
+        - it is at least the added standard deviation, at the new place, of degrees three and four,
+        - the new q reaches hardly farther than the old one (`TrustRegion.near`).
         """
         xp = array_namespace(self._b)
         reach = xp.sum(point.shift**2, axis=-1) + xp.sum(1 / point.precision, axis=-1)
@@ -123,17 +128,17 @@ class NaturalLine:
         return (point.kl <= radius) & (is_believable | (reach < self._rules.near * self._d))
 
     def first_allowed(self, shares: Array, radius: Array) -> LinePoint:
-        """The step with the first of the shares (m,) that is allowed; the first of all where none is."""
+        """The step with the first of the shares (m,) that is allowed; with the first if none is."""
         xp = array_namespace(shares)
         points = self.at(shares)
         first = xp.argmax(xp.astype(self.is_allowed(points, radius), xp.int32))
         return LinePoint(*(xp.take(part, xp.reshape(first, (1,)), axis=0)[0, ...] for part in points))
 
     def step(self, point: LinePoint, longest: Array) -> WhitenedStep:
-        """A point of the line as a step, where a share up to ``longest`` was asked for."""
+        """Turn a point of the line into a step; ``longest`` is the intended share."""
         xp = array_namespace(self._b)
         b, c, ones = self._b, self._c, xp.ones_like(self._c)
-        # Soft directions that are not trusted to their end leave something behind.
+        # Nats lost because the stiffness used for the step is bounded from below.
         soft = xp.maximum(1 - c, self._rules.softest * ones)
         stiffness = xp.maximum(1 - point.share * c, self._smallest * ones)
         left_behind = 0.5 * xp.sum(soft * (b / stiffness - b / soft) ** 2)
@@ -168,11 +173,14 @@ def longest_by_bisection(
 
 
 def repeated_share(family: GaussianFamily, q: Array, previous: Array, step: WhitenedStep) -> Array:
-    """Share of the last step, from ``previous`` to q, that the next one repeats; negative where it goes back."""
+    """Share of the last step, from ``previous`` to q, that the next step repeats.
+
+    It is the projection of the next step on the last one; negative if the next step goes back.
+    """
     xp = array_namespace(q)
     eye = xp.eye(family.dim, dtype=q.dtype, device=device(q))
     frame = xp.concat([xp.zeros_like(eye[:1, :]), eye])
-    was = family.whiten(q, family.transport(previous, frame))  # the previous q, as the present one sees it
+    was = family.whiten(q, family.transport(previous, frame))  # the previous q, whitened by q
     axes = was[1:, :] - was[:1, :]
     shift, growth = -was[0, :], eye - axes.T @ axes
     length = xp.sum(shift**2) + 0.5 * xp.sum(growth**2)

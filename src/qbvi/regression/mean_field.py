@@ -1,15 +1,16 @@
-r"""The default method for products of families: regress, integrate, advance.
+r"""The default method for products of families: regress, integrate, step.
 
-As `qbvi.Regression`, with two changes that make it work for any exponential family.
+The method is `qbvi.Regression` with two changes, which make it work for any exponential family.
 
-- The residual is regressed on *whitened coordinates*: standard normals for a Gaussian factor, orthonormal
-  statistics for any other. In these a conjugate log-likelihood is a plane.
-- They are not all Gaussian, so the natural gradient is not read off the coefficients but integrated. The
-  regression costs nothing to evaluate, so its projection on the features of the family,
+- The residual is regressed on *whitened coordinates*: standard normals for a Gaussian factor,
+  orthonormal statistics for any other. A conjugate log-likelihood is linear in them.
+- These coordinates are not all Gaussian, so the coefficients are not the natural gradient. It is
+  the projection of the regression :math:`\hat h` on the features of the family,
 
-.. math:: w = E_q[\psi \hat h], \quad \psi = I^{-1/2}(\phi - m),
+.. math:: w = E_q[\psi \hat h], \quad \psi = I^{-1/2}(\phi - m).
 
-is taken over thousands of draws from q. Draws that the regression did not see correct ``w`` where it is wrong.
+The expectation is taken over thousands of draws from q, as the regression costs almost nothing to
+evaluate. Left-out draws correct ``w`` where the regression is wrong.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ __all__ = ["MeanFieldRegression"]
 
 Floats = NDArray[np.float64]
 
-_NODES = 2048  # draws from q over which the regression is integrated, at least ...
-_NODES_EACH = 8  # ... and for each natural parameter
-_DOUBT_NODES = 64  # draws over which a mean radius is taken
-_FINEST = 100  # the tolerance, divided by this, is where digits that cost one step each are no longer bought
-_POINTS_PER_PAIR = 4  # draws that each coefficient of a coupling needs, to be fitted at all
+_NODES = 2048  # least number of draws from q over which the regression is integrated ...
+_NODES_EACH = 8  # ... and least number for each natural parameter
+_DOUBT_NODES = 64  # draws for the mean squared radius of a new q
+_FINEST = 100  # while each step halves the gap, continue down to the tolerance divided by this
+_POINTS_PER_PAIR = 4  # least number of draws for each coefficient of the coupling
 
 
 class _Answer(NamedTuple):
-    """What is known of the bound and its natural gradient."""
+    """The estimated bound and its natural gradient."""
 
     bound: float
     bound_se: float
-    w: Floats  # (k,) coefficients of the family's features
-    C: Floats  # (d, d) curvature along all Gaussian coordinates, whether the family follows it or not
+    w: Floats  # (k,) coefficients of the family's features: the natural gradient
+    C: Floats  # (d, d) curvature along all Gaussian coordinates, also where the family has none
     coupling: Floats  # (k, k) coefficients of products of features of different groups
     surrogate: Callable[[Floats], Floats]  # of whitened coordinates (n, n_whitened) -> (n,)
-    error: float  # nats that the error of w is expected to cost
-    tail: float  # variance of what no member of the family follows
+    error: float  # expected loss, in nats, from the error of w
+    tail: float  # variance of the part of the residual that no member of the family can fit
     variances: Variances
-    n_effective: float
+    n_effective: float  # effective sample size
 
     @property
     def gradient_norm(self) -> float:
@@ -69,7 +70,7 @@ class _Answer(NamedTuple):
 
 
 class _Proposal(NamedTuple):
-    """A step of some share of the full one, and whether it stays inside the domain."""
+    """A step, and whether it stays inside the domain."""
 
     move: Move
     is_inside: bool
@@ -77,7 +78,9 @@ class _Proposal(NamedTuple):
 
 @dataclass(frozen=True)
 class MeanFieldRegression(RegressionMethod):
-    """The default for products of families: exact in one step where the factors are conjugate, few evaluations elsewhere.
+    """The default method for products of families.
+
+    One step is exact if the factors are conjugate. Otherwise the method needs few evaluations.
 
     Parameters
     ----------
@@ -86,11 +89,11 @@ class MeanFieldRegression(RegressionMethod):
 
     Examples
     --------
+    Poisson counts with a gamma prior. The exact posterior is Gamma(20, 5):
+
     >>> import numpy as np, qbvi
     >>> y = np.array([3, 5, 4, 6])
-    >>> fit = qbvi.fit(
-    ...     lambda rate: np.sum(y * np.log(rate) - rate), qbvi.Gamma(2.0, 1.0), seed=1
-    ... )  # the exact posterior is Gamma(20, 5)
+    >>> fit = qbvi.fit(lambda rate: np.sum(y * np.log(rate) - rate), qbvi.Gamma(2.0, 1.0), seed=1)
     >>> posterior = fit.factors["theta"]
     >>> posterior.alpha.round(6), posterior.beta.round(6)
     (np.float64(20.0), np.float64(5.0))
@@ -98,9 +101,10 @@ class MeanFieldRegression(RegressionMethod):
 
     @property
     def stop(self) -> tuple[Rule, ...]:
-        """Stop in nats, but not too early.
+        """Stop when the gap is below the tolerance, but continue while each step halves it.
 
-        People read the parameters of a law, and 0.01 nats leave a shape parameter open by a fifth.
+        Users read the parameters of a distribution, and with a gap of 0.01 nats a shape parameter
+        can still be off by a fifth.
         """
         return (GapBelow(self.tol, finest=self.tol / _FINEST),)
 
@@ -108,7 +112,7 @@ class MeanFieldRegression(RegressionMethod):
         return family.size
 
     def _answer(self, family: Family, state: RegressionState) -> _Answer:
-        """Regress on what is known, integrate the regression, and correct it by draws that it did not see."""
+        """Regress on the points so far, integrate, and correct the result by left-out draws."""
         found = regress(family, state, self.rules, lambda x: _free(family, x))
         regression, variances = found.regression, found.variances
         solved = regression.solve(variances)
@@ -143,7 +147,7 @@ class MeanFieldRegression(RegressionMethod):
         return (move, gap) if off_saddle is None else (off_saddle, math.inf)
 
     def _predicted_gap(self, answer: _Answer, move: Move, repeated: np.float64) -> float:
-        """Nats that will be missing after the step; infinite while it is not the last one."""
+        """Nats that will be missing after the step; infinite if it cannot be the last step."""
         rule = self.rules.gap
         if move.is_restricted or move.kl > rule.settled_kl:
             return math.inf
@@ -151,7 +155,7 @@ class MeanFieldRegression(RegressionMethod):
         return max(gap, float(rule.still_to_come(np.float64(move.kl), repeated)))
 
     def _longest(self, family: Family, state: RegressionState, answer: _Answer, longest: float) -> Move:
-        """The longest step inside of the domain, within the radius, with a gain above the regression's own doubt."""
+        """The longest step inside the domain, within the radius and with a believable gain."""
         rule = self.rules.trust_region
 
         def is_allowed(proposal: _Proposal) -> bool:
@@ -166,9 +170,10 @@ class MeanFieldRegression(RegressionMethod):
         return move if move.share == longest else move._replace(is_restricted=True)
 
     def _escape(self, family: Family, q: Array, answer: _Answer) -> Move | None:
-        """A step off a saddle, where q has settled on one: each group alone is at its best, but two together are not.
+        """A step off a saddle, if q is at one: each group is optimal alone, but not jointly.
 
-        The coupling of groups says where to look, and the regression whether the bound rises there.
+        The coupling of the groups gives the direction. The step is made if the regression predicts
+        a rise of the bound there.
         """
         rule = self.rules.escape
         strength, axes = np.linalg.eigh(answer.coupling)
@@ -185,7 +190,7 @@ class MeanFieldRegression(RegressionMethod):
 
 
 def _weights(family: Family, state: RegressionState, found: Regressed, m: int) -> Floats:
-    """Weights, adding up to one, with which the last m points stand for draws from q."""
+    """Importance weights of the last m points for q; their sum is one."""
     theta = state.store.theta[found.rows[-m:]]
     ratio = np.exp(family.log_prob(state.q, theta) - family.log_prob(family.defensive(state.q), theta))
     weights = found.weights[-m:] * ratio
@@ -199,15 +204,16 @@ class _Projection(NamedTuple):
 
 
 def _projection(family: Family, q: Array, surrogate: Callable[[Floats], Floats], farthest: float) -> _Projection:
-    """Mean of the surrogate under q, and its coefficients on the features of the family: least squares over many draws.
+    """Mean of the surrogate under q and its coefficients on the features, by least squares.
 
-    Products of features of different groups take part too. They are orthogonal to what is wanted, so they change nothing but the error: what they explain
-    does not disturb. Their coefficients are how the groups are coupled.
+    The design also has products of features of different groups. They are orthogonal to the
+    features, so they do not change the expected coefficients, but they reduce the variance. Their
+    own coefficients are the coupling of the groups.
     """
     reference = family.defensive(q)
     nodes = family.transport(reference, _normals(family))
     x, psi = family.coordinates(reference, nodes), family.features(q, nodes)
-    known = np.sum(x**2, axis=1) <= farthest  # polynomials say nothing beyond the points they were fitted to
+    known = np.sum(x**2, axis=1) <= farthest  # polynomials do not extrapolate
     first, second = _pairs(family, len(psi))
     design = np.column_stack([np.ones(len(psi)), psi, psi[:, first] * psi[:, second], _unfollowed(family, x)])[known]
     root = np.exp(0.5 * (family.log_prob(q, nodes) - family.log_prob(reference, nodes)))[known]
@@ -218,7 +224,7 @@ def _projection(family: Family, q: Array, surrogate: Callable[[Floats], Floats],
 
 
 def _pairs(family: Family, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Features of different independent groups, pair by pair; none where they would be too many for n draws."""
+    """All pairs of features of different groups; none if they are too many for n draws."""
     sizes = [size for f in _factors(family) for size in _groups(f)]
     group = np.repeat(np.arange(len(sizes)), sizes)
     first, second = np.nonzero(group[:, None] < group[None, :])
@@ -226,14 +232,14 @@ def _pairs(family: Family, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
 
 
 def _groups(factor: Family) -> list[int]:
-    """Sizes of its independent groups of features: one for a Gaussian, one for each copy of a law."""
+    """Sizes of a factor's groups of features: one group for a Gaussian, else one for each copy."""
     if isinstance(factor, ExponentialFamily):
         return [factor.n_statistics] * factor.copies
     return [factor.size]
 
 
 def _unfollowed(family: Family, x: Floats) -> Floats:
-    """Products of Gaussian coordinates that the family does not follow: (n, n_whitened) -> (n, m)."""
+    """Products of Gaussian coordinates that the family does not have: (n, n_whitened) -> (n, m)."""
     factors = _factors(family)
     places = np.split(np.arange(x.shape[1]), np.cumsum([f.n_whitened for f in factors])[:-1])
     columns = [np.empty((len(x), 0))]
@@ -246,14 +252,14 @@ def _unfollowed(family: Family, x: Floats) -> Floats:
 
 
 def _rise(family: Family, q: Array, answer: _Answer, move: Move) -> float:
-    """Rise of the bound from q to where a step leads, as the surrogate sees it."""
+    """Rise of the bound that the surrogate predicts for a step from q."""
     there = family.transport(move.q, _normals(family))
     heights = answer.surrogate(family.coordinates(family.defensive(q), there))
     return float(np.mean(heights)) - answer.bound - move.kl
 
 
 def _unseen(family: Family, state: RegressionState, found: Regressed, errors: Floats) -> tuple[Floats, float]:
-    r"""The surrogate's error :math:`E[\psi e]` as draws that it did not see tell it (k,), and the variance of that."""
+    r"""The surrogate's error :math:`E[\psi e]` from left-out draws (k,), and its variance."""
     m = len(errors)
     share = _weights(family, state, found, m)
     psi = family.features(state.q, state.store.theta[found.rows[-m:]])
@@ -263,7 +269,7 @@ def _unseen(family: Family, state: RegressionState, found: Regressed, errors: Fl
 
 
 def _free(family: Family, x: Floats) -> Floats:
-    """What is fitted without a prior: a constant, the coordinates, and the squared radius of the Gaussian ones."""
+    """Features without a prior: a constant, x, and the squared radius of its Gaussian part."""
     gaussian = x[:, _is_gaussian(family)]
     columns = [np.ones(len(x)), x]
     if gaussian.shape[1]:
@@ -282,7 +288,7 @@ def _is_gaussian(family: Family) -> NDArray[np.bool_]:
 
 
 def _normals(family: Family) -> Floats:
-    """Fixed normals to make draws from any q of: the same at every step, so that two steps differ by q alone."""
+    """Fixed normals for draws from any q: two steps then differ only by their q."""
     return _sobol(1 << math.ceil(math.log2(max(_NODES, _NODES_EACH * family.size))), family.dim)
 
 
@@ -292,7 +298,10 @@ def _sobol(n: int, d: int) -> Floats:
 
 
 def _at(family: Family, q: Array, answer: _Answer, share: float, rules: TrustRegion) -> _Proposal:
-    """The step of this share of the full one: natural gradients, but all Gaussian means together follow all of C."""
+    """The step of length ``share``, relative to the full step.
+
+    Each factor follows its natural gradient, except that the Gaussian means together use all of C.
+    """
     factors = _factors(family)
     members = family.members(q)
     parts = np.split(answer.w, np.cumsum([f.size for f in factors])[:-1])
@@ -313,9 +322,10 @@ def _at(family: Family, q: Array, answer: _Answer, share: float, rules: TrustReg
 
 
 class _GaussianStep(NamedTuple):
-    """What becomes of the Gaussian factors."""
+    """The step of all Gaussian factors."""
 
-    deformations: list[tuple[Floats, Floats, Floats]]  # shift, root of the whitened covariance, inverse of that
+    # For each factor: shift, root of the whitened covariance, and the inverse of that root.
+    deformations: list[tuple[Floats, Floats, Floats]]
     kl: float
     gain: float
     is_restricted: bool
@@ -345,7 +355,10 @@ def _gaussian_step(
 
 
 def _doubt(family: Family, q: Array, answer: _Answer, move: Move, near: float) -> float:
-    """Standard deviation, at the new place, of what no member of the family follows; none where that is near."""
+    """Added standard deviation, at the new place, of degrees three and four.
+
+    Minus infinity if the new q reaches hardly farther than the old one (`TrustRegion.near`).
+    """
     nodes = _normals(family)[:_DOUBT_NODES]
     there = family.coordinates(family.defensive(q), family.transport(move.q, nodes))
     reach, home = float(np.mean(np.sum(there**2, axis=1))), family.n_whitened
@@ -355,7 +368,7 @@ def _doubt(family: Family, q: Array, answer: _Answer, move: Move, near: float) -
 
 
 def _repeated(family: Family, state: RegressionState, w: Floats) -> np.float64:
-    """Share of the last step that this one repeats; negative where it goes back."""
+    """Share of the last step that the next step repeats; negative if it goes back."""
     if state.last_step is None:
         return np.float64(0.0)
     last = -np.mean(family.features(state.q, family.transport(state.last_step.q, _normals(family))), axis=0)

@@ -1,4 +1,4 @@
-"""One regression: which points take part, how much each counts, and which are held out to judge it."""
+"""One regression: which points take part, how much each counts, and which are held out."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ Floats = NDArray[np.float64]
 
 
 class RegressionState(NamedTuple):
-    """Everything evaluated so far, and the present q."""
+    """The current q, all points so far, and what the next iteration needs of the last one."""
 
     q: Floats
     store: Store
-    variances: Variances
-    most: int  # points of one regression
+    variances: Variances  # of the last regression: where the next search starts
+    most: int  # most points of one regression
     radius: np.float64  # bound on KL(new || old)
     last_step: LastStep | None
-    noise: float | None  # variance of the function's noise; None before it was looked for
+    noise: float | None  # variance of the function's noise; None before it is measured
     misfit: float  # share of the unexplained variance that is not the function's noise
-    n_effective: float  # draws that count for the present q, those unlike its own counting less
+    n_effective: float  # effective sample size of the last regression
 
 
 class Regressed(NamedTuple):
-    """The points of a regression, those held out last, with the variances that predict them best."""
+    """A regression: its points, those held out last, and the variances that predict those best."""
 
     regression: HermiteRegression
     variances: Variances
     rows: NDArray[np.int64]  # (n,) of the store
     weights: Floats  # (n,) density of q over that of the past draws, at most one
-    pair: NDArray[np.int64]  # (m,) mirror pairs among the points held out
+    pair: NDArray[np.int64]  # (m,) number of the mirror pair of each point held out
 
     @property
     def n_effective(self) -> float:
-        """Number of draws, those unlike q's own counting less."""
+        """Effective sample size: draws that are unlikely under q count less."""
         return max(1.0, float(np.sum(self.weights)))
 
 
 def regress(
     family: Family, state: RegressionState, rules: Rules, free: Callable[[Floats], Floats] | None = None
 ) -> Regressed:
-    """Regress all that is known on the whitened coordinates of q; ``free`` are the features without a prior."""
+    """Regress the residual on whitened coordinates; ``free`` gives the features without a prior."""
     store, reference = state.store, family.defensive(state.q)
     chosen = store.choose(family, reference, state.most, rules.thinning)
     h = family.residual(state.q, store.theta[chosen.rows], store.y[chosen.rows])
@@ -69,8 +69,11 @@ def regress(
 def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, rules: Rules) -> Floats:
     """Variance of each point's error, relative to that of a draw from q (n,).
 
-    What the regression leaves out grows far from q, and counts less for each point where points are
-    crowded. The function's own noise does neither.
+    The error has two parts:
+
+    - What the regression leaves out. It grows far from q. Points share it where many are close
+      together, so each of them counts less there.
+    - The function's own noise, which is independent between points.
     """
     far = rules.weighting.far(chosen.squares, family.n_whitened)
     crowded = np.exp(np.minimum(-chosen.log_density, math.log(len(chosen.rows))))
@@ -82,9 +85,9 @@ def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, 
 
 
 def _noise_floor(state: RegressionState, rows: NDArray[np.int64], rules: Rules) -> float:
-    """Smallest noise variance that is possible: of rounding, and of what is known about the function."""
+    """Least possible noise variance: that of rounding, or what is known about the function."""
     known = state.store.noise[rows]
-    # A few differences tell the noise to a factor of a few; from below, the regression finds it by itself.
+    # A few repeated points measure the noise roughly. Above this floor the regression estimates it.
     measured = float(np.mean(known)) if np.any(known > 0) else rules.noise.floor * (state.noise or 0.0)
     return max((rules.noise.rounding * float(np.abs(state.store.y[rows]).max())) ** 2, measured)
 
@@ -92,7 +95,10 @@ def _noise_floor(state: RegressionState, rows: NDArray[np.int64], rules: Rules) 
 def _held_out_last(
     family: Family, state: RegressionState, rows: NDArray[np.int64], rules: Rules
 ) -> tuple[NDArray[np.int64], int]:
-    """An order that puts last the points drawn from a q most like the present one, and their number."""
+    """Order the points so that those to hold out come last, and return their number.
+
+    The held-out batches are those whose q is most like the current one (`Holdout`).
+    """
     rule, recent = rules.holdout, state.store.past[-rules.holdout.batches :]
     reference = family.defensive(state.q)
     unlike = [float(family.divergence(batch.q, reference)) for batch in recent]

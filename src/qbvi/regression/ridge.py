@@ -1,12 +1,18 @@
-r"""Ridge regression with fixed shapes and without a decision: the default where a call is for many points and the loop is compiled.
+r"""Ridge regression with fixed shapes and no branches: the default method for compiled loops.
 
-The natural gradient is read off a ridge regression of the residual on all quadratics of the whitened draws (`krylov`), past draws taking part by how likely the present q
-makes them. The ridge is the one that predicts fresh pairs best which it did not see. What is still to be gained is known without any model: with
-:math:`\psi` the features of q, orthonormal under it, and e the residuals h less their mean,
+The natural gradient is given by a ridge regression of the residual on all quadratics of the
+whitened draws (`krylov`). Past draws have weights: their density under the current q relative to
+the q they came from. The ridge is the one that best predicts held-out pairs of the newest batch.
 
-.. math:: \|w\|^2 = \|E[\psi h]\|^2 \approx \frac{1}{m (m - 1)} \sum_{i \ne j} e_i e_j\, \psi_i \cdot \psi_j
+The gap needs no regression. Let :math:`\psi` be the features of q, orthonormal under q, and e the
+residuals h minus their mean. Over the new mirror pairs
 
-over fresh mirror pairs is unbiased, and half of it are the nats.
+.. math::
+
+    \|w\|^2 = \|E[\psi h]\|^2
+    \approx \frac{1}{m (m - 1)} \sum_{i \ne j} e_i e_j\, \psi_i \cdot \psi_j
+
+is unbiased, and half of it is the gap in nats.
 """
 
 from __future__ import annotations
@@ -29,35 +35,36 @@ __all__ = ["Ridge", "RidgeRules"]
 
 @dataclass(frozen=True)
 class RidgeRules:
-    """Numbers of `qbvi.Ridge` alone; it shares the trust region and the rest with the other methods."""
+    """Numbers that only `qbvi.Ridge` uses; it shares `Rules` with the other methods."""
 
-    ridges: tuple[float, ...] = tuple(10.0**e for e in range(-8, 4))  # relative to the number of draws that count
+    # Ridges to choose from, relative to the effective sample size.
+    ridges: tuple[float, ...] = tuple(10.0**e for e in range(-8, 4))
     even_shares: int = 64  # of the full step that are tried, evenly spaced, ...
     halved_shares: tuple[int, int] = (7, 40)  # ... below these, powers of one half, ...
     tiny_shares: tuple[int, int, int] = (48, 600, 8)  # ... and below these, every eighth power, for any units
     dimensions: int = 24  # of the Krylov space
-    most_judged: int = 2048  # draws that the gap is estimated from: it costs the square of their number
-    omega: float = 0.3  # variance of degree four against degree three, of what is not quadratic
-    held_out: int = 4  # one of so many of the newest draws chooses the ridge
+    most_judged: int = 2048  # most draws for the estimate of the gap, which costs their square
+    omega: float = 0.3  # variance of degree four, relative to degree three, in the residual
+    held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
     gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
-    fewest_points: int = 2  # finite values for each free coefficient, below which the start is rescaled
-    fewest_fresh: int = 10  # a tenth of all evaluations are fresh draws at the end
+    fewest_points: int = 2  # finite values per free coefficient below which the start is rescaled
+    fewest_fresh: int = 10  # evaluations for each fresh draw at the end
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Shares of the full step that are tried, longest first."""
+        """Shares of the full step to try, longest first."""
         even = (1 - i / self.even_shares for i in range(self.even_shares))
         powers = (*range(*self.halved_shares), *range(*self.tiny_shares))
         return (*even, *(2.0**-i for i in powers))
 
 
 class RidgeState(NamedTuple):
-    """The present q, and the draws that are remembered, oldest first."""
+    """The current q, and the draws that are remembered, oldest first."""
 
     q: Array
-    t: Array  # () steps made
+    t: Array  # () number of steps made
     theta: Array  # (n, d)
-    log_joint: Array  # (n,) minus infinity where the function failed and where nothing was drawn yet
+    log_joint: Array  # (n,) minus infinity where the function failed, and in rows not yet filled
     own: Array  # (n,) log density of each draw under the q it came from
     radius: Array  # () bound on KL(new || old)
     last_step: LastStep
@@ -65,22 +72,26 @@ class RidgeState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ridge(Algorithm):
-    """Few steps of many draws each: nothing to tune, fixed shapes, no branch on a value.
+    """Ridge regression: few steps of many draws each, with nothing to tune.
 
-    The method for functions that take many points at once and libraries that compile: ``method="auto"`` on
-    JAX, PyTorch and CuPy.
+    It is for functions that take many points at once, and for libraries that compile: shapes are
+    fixed, and no branch depends on a value. It is what ``method="auto"`` chooses for Gaussian
+    posteriors on JAX, PyTorch and CuPy.
 
     Parameters
     ----------
     tol
         Stop when fewer nats than this are predicted to be missing.
     n_samples
-        Draws of one iteration, a multiple of 8 and at least 16. By default as many as there are coefficients,
-        d (d + 3) / 2, up to 1,024, then a fifth of them up to 8,192, as a power of two and at least 128.
+        Draws of one iteration, a multiple of 8 and at least 16. The default is the power of two
+        nearest to
+
+        - the number of coefficients, d (d + 3) / 2, but at least 128 and at most 1,024,
+        - a fifth of that number if it is more, but at most 8,192.
     n_remembered
-        Draws that take part in a step; by default eight for each coefficient, within bounds.
+        Draws that take part in a step. The default is eight for each coefficient, within limits.
     initial_scale
-        Standard deviation of the start relative to the prior's.
+        Standard deviations of the start, relative to those of the prior.
     n_fresh
         Least number of fresh draws from the result, for its lower bound and k-hat.
     rules, ridge_rules
@@ -88,10 +99,9 @@ class Ridge(Algorithm):
 
     Examples
     --------
-    >>> import numpy as np, qbvi
-    >>> fit = qbvi.fit(
-    ...     lambda x: -(x**4).sum(axis=1), qbvi.Normal(0, 1, shape=2), vectorized=True, method=qbvi.Ridge(), seed=1
-    ... )
+    >>> import qbvi
+    >>> prior, method = qbvi.Normal(0, 1, shape=2), qbvi.Ridge()
+    >>> fit = qbvi.fit(lambda x: -(x**4).sum(axis=1), prior, vectorized=True, method=method, seed=1)
     >>> fit.converged
     True
     """
@@ -109,7 +119,7 @@ class Ridge(Algorithm):
             positive_number(name, getattr(self, name))
         if self.n_samples is not None and (self.n_samples < 16 or self.n_samples % 8):
             msg = (
-                "`n_samples` must be a multiple of 8, as a quarter of the pairs is set aside, and at least 16, "
+                "`n_samples` must be a multiple of 8, as a quarter of the pairs is held out, and at least 16, "
                 f"got {self.n_samples}"
             )
             raise ValueError(msg)
@@ -119,7 +129,7 @@ class Ridge(Algorithm):
 
     @property
     def stop(self) -> tuple[Rule, ...]:
-        """Stop in nats."""
+        """Stop when the predicted gap is below the tolerance."""
         return (GapBelow(self.tol),)
 
     @property
@@ -129,7 +139,7 @@ class Ridge(Algorithm):
 
     @property
     def keep(self) -> str:
-        """The last iterate: a step that made the bound worse was undone."""
+        """The last iterate: steps that lowered the bound have been rejected."""
         return "last"
 
     @property
@@ -142,12 +152,15 @@ class Ridge(Algorithm):
         return isinstance(family, GaussianFamily)
 
     def fresh_draws(self, n_evals: int) -> int:
-        """About a tenth of what was spent; a power of two times `n_fresh`, since each number is compiled for."""
+        """About a tenth of all evaluations, as `n_fresh` times a power of two.
+
+        Few different numbers occur that way, and each of them is compiled once.
+        """
         tenth = max(n_evals, 1) / (self.ridge_rules.fewest_fresh * self.n_fresh)
         return int(self.n_fresh * 2 ** max(0, round(math.log2(tenth))))
 
     def default_budget(self, d: int) -> int:
-        """Evaluations after which a fit that has not settled is given up: 200 iterations."""
+        """Evaluations after which a fit that has not converged ends: 200 iterations."""
         return 200 * self._draws(d)
 
     def start_scale(self, scale: Array) -> Array:
@@ -155,7 +168,7 @@ class Ridge(Algorithm):
         return self.initial_scale * scale
 
     def init(self, family: GaussianFamily, q: Array) -> RidgeState:
-        """Nothing evaluated yet."""
+        """State before the first iteration."""
         xp = array_namespace(q)
         zero = xp.sum(xp.zeros_like(q))
         theta = xp.zeros((self._memory(family.dim), family.dim), dtype=q.dtype, device=device(q))
@@ -164,7 +177,7 @@ class Ridge(Algorithm):
         return RidgeState(q, zero, theta, nothing - math.inf, nothing, radius, _no_step(q))
 
     def ask(self, family: GaussianFamily, state: RidgeState, rng: Any) -> Array:
-        """Draw mirror pairs from q, next to each other."""
+        """Draw mirror pairs from q; the two draws of a pair are next to each other."""
         n, d = self._draws(family.dim), family.dim
         half = rng.standard_normal((n // 2, d))
         xp = array_namespace(state.q)
@@ -174,7 +187,7 @@ class Ridge(Algorithm):
     def tell(
         self, family: GaussianFamily, eta: Array, state: RidgeState, theta: Array, values: Values
     ) -> tuple[RidgeState, Info]:
-        """Remember the values, and move."""
+        """Make one iteration: remember the values, regress, and step."""
         xp = array_namespace(state.q)
         fresh = judged(family, state.q, theta, values, self.ridge_rules.most_judged, self.rules.retreat.fewest_finite)
         state = _remember(family, state, theta, values)
@@ -183,7 +196,7 @@ class Ridge(Algorithm):
         step, repeated = self._step(family, answer, radius, base.q, state.last_step.q)
         after = self._landed(family, state, fresh, step.apply(family, base.q), base.q)
         gap = self._predicted_gap(family, answer, step, fresh, self.rules.gap.still_to_come(step.kl, repeated))
-        # One look is no proof.
+        # The first batch alone is not enough to stop.
         gap = xp.where(xp.isfinite(state.last_step.bound), gap, xp.zeros_like(gap) + math.inf)
         norm = xp.sum(answer.b**2 + 0.5 * xp.sum(answer.C**2, axis=0)) ** 0.5
         last = LastStep(base.q, base.bound, base.bound_se, step.gain, step.kl, step.is_restricted)
@@ -197,13 +210,13 @@ class Ridge(Algorithm):
         return int(2 ** round(math.log2(min(max(min(k, 1024), k / 5, 128), 8192))))
 
     def _memory(self, d: int) -> int:
-        """A whole number of batches."""
+        """Draws to remember: a whole number of batches."""
         k, n = d * (d + 3) // 2, self._draws(d)
         wanted = self.n_remembered or max(4096, min(8 * k, max(20480, 2 * k)))
         return n * max(1, math.ceil(wanted / n))
 
     def _trusted(self, state: RidgeState, fresh: _Fresh) -> tuple[LastStep, Array]:
-        """Where to step from, the present q or, if the last step is rejected, the one before, and how far."""
+        """Accept or reject the last step: where the next step begins, and its radius."""
         xp, rule, last = array_namespace(state.q), self.rules.trust_region, state.last_step
         is_rejected = rule.rejects(last, fresh.bound, fresh.se)
         radius = rule.next_radius(state.radius, last, fresh.bound, fresh.se)
@@ -212,9 +225,10 @@ class Ridge(Algorithm):
         return LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True))), radius
 
     def _regress(self, family: GaussianFamily, q: Array, state: RidgeState, n_new: int) -> _Answer:
-        """Regress what is remembered on the whitened coordinates of q, with the ridge that predicts best.
+        """Regress the remembered residuals on the whitened coordinates of q.
 
-        It predicts a quarter of the newest draws, which takes part in the steps after.
+        The ridge is the one that best predicts a quarter of the newest draws. This quarter takes
+        part in the regressions of later steps.
         """
         xp, rule = array_namespace(q), self.ridge_rules
         points, n_effective = self._weighted(family, q, state)
@@ -230,7 +244,7 @@ class Ridge(Algorithm):
         ridge, error, free, C = (xp.take(part, best, axis=0)[0, ...] for part in (ridges, error, fits.free, fits.C))
         unexplained = xp.sum(error * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(n_effective))
         found = Quadratic(free, C)
-        # Where rounding or too few values spoil the regression, nothing is known: no step rather than a wild one.
+        # If rounding or too few values spoil the regression, make no step.
         b, C = found.b, found.curvature
         is_sound = xp.all(xp.isfinite(b)) & xp.all(xp.isfinite(C)) & xp.isfinite(unexplained)
         return _Answer(
@@ -242,10 +256,10 @@ class Ridge(Algorithm):
         )
 
     def _weighted(self, family: GaussianFamily, q: Array, state: RidgeState) -> tuple[Weighted, Array]:
-        """What is remembered as q sees it, and the number of draws that count.
+        """The remembered draws with their weights for q, and the effective sample size.
 
-        A draw counts by how likely q makes it, compared with the q it came from, and at most fully. Draws
-        far out count less: there, quadratics follow least.
+        The weight of a draw is its density under q relative to the q it came from, at most one.
+        Draws far out have less weight, because a quadratic fits worst there.
         """
         xp = array_namespace(q)
         z = family.whiten(q, state.theta)
@@ -254,7 +268,7 @@ class Ridge(Algorithm):
         zero = xp.zeros_like(density)
         ratio = xp.where(is_there, xp.exp(xp.minimum(density - state.own, zero)), zero)
         h = xp.where(is_there, state.log_joint - density, zero)
-        # Subtracting something near keeps digits where the log-likelihood is large.
+        # Subtracting a typical value keeps precision if the log-likelihood is large.
         centre = xp.sum(ratio * h) / xp.maximum(xp.sum(ratio), xp.ones_like(zero[0]))
         is_counted = ratio > 0
         z = xp.where(is_counted[:, None], z, xp.zeros_like(z))
@@ -265,7 +279,10 @@ class Ridge(Algorithm):
     def _step(
         self, family: GaussianFamily, answer: _Answer, radius: Array, q: Array, previous: Array
     ) -> tuple[WhitenedStep, Array]:
-        """The longest allowed step, shorter where it goes back on the one before; also the share of it that is repeated."""
+        """The longest allowed step, and the share of the last step that it repeats.
+
+        The step is shorter if it goes back on the last one.
+        """
         xp = array_namespace(answer.b)
         curvature_sd = (answer.unexplained / answer.n_effective) ** 0.5
         gradient = Gradient(answer.b, answer.C, curvature_sd, answer.unexplained, self.ridge_rules.omega)
@@ -279,9 +296,9 @@ class Ridge(Algorithm):
     def _predicted_gap(
         self, family: GaussianFamily, answer: _Answer, step: WhitenedStep, fresh: _Fresh, to_come: Array
     ) -> Array:
-        """Nats that will be missing after the step; infinite while it is not the last one."""
+        """Nats that will be missing after the step; infinite if it cannot be the last step."""
         xp, rule, errors = array_namespace(answer.b), self.rules.gap, self.ridge_rules.gap_errors
-        # The ridge r leaves a share r / (1 + r) of what there was to be gained along C, and that much less noise.
+        # A ridge r shrinks C by the factor 1 / (1 + r), and its noise by the same factor.
         noise = 0.5 * answer.unexplained / answer.n_effective
         cost = noise * (family.dim + family.n_quadratic / (1 + answer.ridge) ** 2)
         shrunk = (answer.ridge / (1 + answer.ridge)) ** 2
@@ -292,9 +309,10 @@ class Ridge(Algorithm):
         return xp.where(is_unsettled, xp.ones_like(gap) * math.inf, gap)
 
     def _landed(self, family: GaussianFamily, state: RidgeState, fresh: _Fresh, moved: Array, base: Array) -> Array:
-        """Where the step led, or back if that is no member.
+        """The q after the step, or the q where it began if the step leaves the family.
 
-        While hardly anything was seen, another scale instead: wider and narrower by turns.
+        If hardly any value so far is finite, the scale of q changes instead, wider and narrower by
+        turns.
         """
         xp = array_namespace(moved)
         is_member = xp.all(xp.isfinite(moved)) & xp.all(family.sd(moved) > 0)
@@ -309,31 +327,31 @@ class Ridge(Algorithm):
 
 
 def _no_step(q: Array) -> LastStep:
-    """What stands for the last step before the first."""
+    """The last step in the state before the first."""
     xp = array_namespace(q)
     zero = xp.sum(xp.zeros_like(q))
     return LastStep(q, zero - math.inf, zero, zero, zero, zero > 1)
 
 
 class _Fresh(NamedTuple):
-    """What the newest draws say of the q they came from."""
+    """Estimates from the newest draws alone, at the q they came from."""
 
     h: Array  # (n,) residuals
     bound: Array  # () their mean
-    se: Array  # ()
-    gap: Array  # () nats to be gained, unbiased
-    gap_se: Array  # ()
-    is_dark: Array  # () whether most values are missing
+    se: Array  # () standard error of the bound
+    gap: Array  # () unbiased estimate of the nats to be gained
+    gap_se: Array  # () its standard error
+    is_dark: Array  # () whether too few values are finite
 
 
 class _Answer(NamedTuple):
-    """A regression's answer."""
+    """The result of a regression."""
 
-    b: Array  # (d,)
-    C: Array  # (d, d)
-    unexplained: Array  # () mean square error at draws that it did not see
-    n_effective: Array  # () number of draws, those unlike q's own counting less
-    ridge: Array  # () relative to that number
+    b: Array  # (d,) linear part of the natural gradient
+    C: Array  # (d, d) quadratic part
+    unexplained: Array  # () mean squared error at held-out draws
+    n_effective: Array  # () effective sample size
+    ridge: Array  # () relative to the effective sample size
 
 
 def judged(
@@ -344,7 +362,7 @@ def judged(
     most: int = RidgeRules.most_judged,
     fewest_finite: float = Retreat.fewest_finite,
 ) -> _Fresh:
-    """Bound and gap at q from draws from it, two and two next to each other, which may be mirror images."""
+    """Bound and gap at q, estimated from draws from q; neighbours may be mirror pairs."""
     xp = array_namespace(theta)
     h = family.residual(q, theta, values.log_joint)
     ok = xp.astype(values.ok & xp.isfinite(h), h.dtype)
@@ -353,7 +371,7 @@ def judged(
     bound = xp.sum(xp.where(ok > 0, h, xp.zeros_like(h))) / count
     e = xp.where(ok > 0, h - bound, xp.zeros_like(h))
     largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(h.dtype).smallest_normal * one)
-    pairs = xp.sum(xp.reshape(e / largest, (-1, 2)), axis=1)  # scaled: values may be large beyond squaring
+    pairs = xp.sum(xp.reshape(e / largest, (-1, 2)), axis=1)  # scaled: squares might overflow
     se = largest * xp.sum(pairs**2) ** 0.5 / count
     n = min(theta.shape[0], most)
     gap, gap_se = _gap(family, family.whiten(q, theta[:n, :]), e[:n], ok[:n])
@@ -362,7 +380,10 @@ def judged(
 
 
 def _gap(family: GaussianFamily, z: Array, e: Array, ok: Array) -> tuple[Array, Array]:
-    """Half of the unbiased squared length of the natural gradient, and its standard error, over all pairs of pairs."""
+    """Half the unbiased squared length of the natural gradient, and its standard error.
+
+    The sum is over all pairs of different mirror pairs.
+    """
     xp = array_namespace(z)
     m = z.shape[0] // 2
     products = xp.reshape(e[:, None] * e * (z @ z.T + family.quadratic_kernel(z)), (m, 2, m, 2))
@@ -372,7 +393,7 @@ def _gap(family: GaussianFamily, z: Array, e: Array, ok: Array) -> tuple[Array, 
 
 
 def _remember(family: GaussianFamily, state: RidgeState, theta: Array, values: Values) -> RidgeState:
-    """Forget the oldest draws for the new ones."""
+    """Replace the oldest draws by the new ones."""
     xp = array_namespace(theta)
     n = theta.shape[0]
     is_there = values.ok & xp.isfinite(values.log_joint)

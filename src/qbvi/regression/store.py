@@ -1,4 +1,4 @@
-"""Everything evaluated so far, and which of it teaches something about the present q."""
+"""All points evaluated so far, and the choice of those that are useful for the current q."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["Batch", "Chosen", "Store"]
 
 Floats = NDArray[np.float64]
 
-_GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples fill the unit interval evenly, whatever part of them is looked at
-_SMALLEST_UNIFORM = 1e-12  # the first multiple is zero, which has no logarithm
+# Any run of consecutive multiples of it, modulo one, fills the unit interval evenly.
+_GOLDEN = (math.sqrt(5) - 1) / 2
+_SMALLEST_UNIFORM = 1e-12  # added because the first multiple is zero, which has no logarithm
 
 
 class Batch(NamedTuple):
@@ -29,12 +30,12 @@ class Batch(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Points to regress on."""
+    """The points of one regression."""
 
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64]  # (n,) of the store
     x: Floats  # (n, n_whitened) their whitened coordinates
     squares: Floats  # (n,) squared radii
-    log_density: Floats  # (n,) of q over that of the past draws
+    log_density: Floats  # (n,) log density of q, relative to that of the past draws
 
     @property
     def weights(self) -> Floats:
@@ -43,22 +44,22 @@ class Chosen(NamedTuple):
 
 
 class Store(NamedTuple):
-    """All points so far, in the order they came, mirror pairs next to each other."""
+    """All points so far, oldest first, mirror pairs next to each other."""
 
     theta: Floats  # (N, d)
     y: Floats  # (N,) log joint, -inf where the function failed
-    noise: Floats  # (N,) noise variances, zero where the function does not return them
-    log_mixture: Floats  # (N,) log of the sum over batches of n_b q_b(theta): how crowded the past draws are
+    noise: Floats  # (N,) noise variances, zero if the function does not return them
+    log_mixture: Floats  # (N,) log of the sum over batches of n_b q_b(theta): density of past draws
     past: tuple[Batch, ...]
 
     @classmethod
     def empty(cls, d: int) -> Store:
-        """Nothing evaluated yet."""
+        """A store without points."""
         none = np.empty(0)
         return cls(np.empty((0, d)), none, none, none, ())
 
     def add(self, family: Family, q: Array, theta: Floats, y: Floats, noise: Floats) -> Store:
-        """Add a batch drawn from ``q``, and keep count of how crowded the past draws are everywhere."""
+        """Add a batch drawn from ``q``, and update the density of the past draws at all points."""
         n = len(self.y)
         old = (
             np.logaddexp(self.log_mixture, math.log(len(y)) + family.log_prob(q, self.theta)) if n else self.log_mixture
@@ -74,7 +75,11 @@ class Store(NamedTuple):
         )
 
     def choose(self, family: Family, q: Array, most: int, rules: Thinning) -> Chosen:
-        """The points that teach something about q: near enough and, once draws like q's are enough, only a sample."""
+        """The points that are useful for q.
+
+        They have finite values and are not extremely far away. If the effective sample size is
+        large, or there are more than ``most`` of them, a sample is taken.
+        """
         x = family.coordinates(q, self.theta)
         squares = np.sum(x**2, axis=1)
         density = family.log_prob(q, self.theta) - self.log_mixture + math.log(len(self.y))
@@ -88,16 +93,19 @@ class Store(NamedTuple):
 
 
 def _thinned(rows: NDArray[np.int64], density: Floats, most: int, limit: float) -> tuple[NDArray[np.int64], Floats]:
-    """Accept mirror pairs in proportion to their density times exp(limit), as rejection sampling does.
+    """Accept mirror pairs with a probability proportional to their density, by rejection sampling.
 
-    Also returns the log of the probability with which each point was accepted. Leaving out what is unlike
-    q instead would cut off its tails. A pair keeps its uniform number, so that the choice changes little
-    as q moves.
+    The probability is the density times exp(limit), at most one. ``limit`` is lowered if more than
+    ``most`` points would be accepted. Also returns the log of the probability of each accepted
+    point.
+
+    To drop the points with the lowest density instead would cut off the tails of q. A pair keeps
+    its uniform number, so that the sample changes little as q moves.
     """
     pair = rows // 2
     mean_density = np.logaddexp(density[2 * pair], density[np.minimum(2 * pair + 1, len(density) - 1)]) - math.log(2)
     uniform = (pair * _GOLDEN) % 1.0 + _SMALLEST_UNIFORM
-    needed = np.log(uniform) - mean_density  # the limit from which on a pair is accepted
+    needed = np.log(uniform) - mean_density  # least limit with which a pair is accepted
     limit = min(limit, float(np.partition(needed, most - 1)[most - 1]) if len(rows) > most else math.inf)
     accepted = needed <= limit
     return rows[accepted], np.minimum(mean_density[accepted] + limit, 0.0)

@@ -2,10 +2,15 @@ r"""Regression of the residual ``h = log p(y, theta) - log q(theta)`` on the whi
 
 .. math:: h(z) = a + b'z + \tfrac12 (z'Cz - \mathrm{tr}\, C) + \text{degrees 3 and 4} + \text{noise}
 
-Every coefficient of an orthonormal Hermite polynomial of degree two and more has a Gaussian prior, one variance a degree; the
-constant, the linear terms and the radius are free. Under q all terms but ``a`` have mean zero, so ``a`` is the lower bound,
-``(b, C)`` the natural gradient in whitened coordinates, and half the posterior variance of ``(b, C)`` the nats that their error costs.
-Large noise gives the score-function estimator back, none the least-squares fit.
+The coefficients of the orthonormal Hermite polynomials of degree two, three and four have Gaussian
+priors, with one variance for each degree. The constant, the linear terms and the squared radius
+have no prior. Under q all terms but ``a`` have mean zero. Therefore
+
+- ``a`` is the lower bound,
+- ``(b, C)`` is the natural gradient in whitened coordinates,
+- half the posterior variance of ``(b, C)`` is the expected cost of its error in nats.
+
+With large noise this is the score-function estimator, without noise the least-squares fit.
 """
 
 from __future__ import annotations
@@ -26,59 +31,60 @@ __all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
 
 Floats = NDArray[np.float64]
 
-_ROWS = 64  # of the covariance are made at a time, the part right of the diagonal: they stay in the cache
-_CANCELLED = 1e-12  # share that is left of a difference of equal numbers: it is never less
-_TINY = 1e-300
-_DEPENDENT = 1e-7  # relative size below which a free feature is a combination of others
-_SIGNS = 100  # random combinations of the quadratic features stand for all of them
+_ROWS = 64  # rows of the covariance computed at a time, from the diagonal on: they fit the cache
+_CANCELLED = 1e-12  # least relative value of a difference that rounding may cancel
+_TINY = 1e-300  # keeps a zero out of a denominator
+_DEPENDENT = 1e-7  # relative size below which a free feature depends linearly on others
+_SIGNS = 100  # random combinations that estimate a trace over many quadratic features
 
 
 class Variances(NamedTuple):
-    """Prior variances relative to that of degrees three and four together, all found from the draws."""
+    """Prior variances, relative to that of degrees three and four; the draws choose them."""
 
-    omega: float = 0.3  # degree four against degree three
-    quadratic: float = 1e2  # all of degree two
-    noise: float = 1e-3  # of one draw
+    omega: float = 0.3  # variance of degree four, relative to degree three
+    quadratic: float = 1e2  # variance of degree two
+    noise: float = 1e-3  # variance of the noise of one draw
 
 
 class Sample(NamedTuple):
-    """What is regressed on; the last points, whose mirror pairs are numbered by ``pair``, are held out in turn."""
+    """The points of a regression; the last m of them are held out, one mirror pair at a time."""
 
     z: Floats  # (n, d) whitened draws
     h: Floats  # (n,) residuals
-    growth: Floats  # (n,) relative noise variance: more for points far out or crowded
-    pair: NDArray[np.int64]  # (m,) mirror pairs among the last m points; pairs are next to each other
-    floor: float  # smallest variance of the noise: rounding, or what is known of the function
+    growth: Floats  # (n,) relative noise variance: larger for points far out or close together
+    pair: NDArray[np.int64]  # (m,) number of the mirror pair; pairs are next to each other
+    floor: float  # least variance of the noise: rounding, or what is known of the function
 
 
 @dataclass(frozen=True)
 class Surrogate:
-    """The regression's answer."""
+    """The result of the regression."""
 
     bound: float  # a, the lower bound at q
-    bound_se: float
+    bound_se: float  # its standard error
     b: Floats  # (d,) linear part of the natural gradient
     C: Floats  # (d, d) quadratic part
     b_variance: Floats  # (d,) posterior variance of b
-    quadratic_variance: float  # sum over the coefficients of C that the family follows
+    quadratic_variance: float  # posterior variance of C, summed over the family's coefficients
     curvature_sd: float  # root mean posterior variance of one quadratic coefficient
-    white: float  # what b and C would cost, times the number of draws, were all that is unpredictable white noise
+    # Cost of the errors of b and C, times the number of draws, if all errors were white noise.
+    white: float
     scale: float  # variance of degrees three and four
     variances: Variances
-    errors: Floats  # (m,) by how much the left-out points were mispredicted
+    errors: Floats  # (m,) prediction errors of the left-out points
 
 
 class HermiteRegression:
-    """The regression of one set of points: find the prior variances, then the posterior of the coefficients.
+    """The regression of one set of points: prior variances, then posterior of the coefficients.
 
     Parameters
     ----------
     points
-        Draws, residuals and what is known of their noise.
+        Draws, residuals and their relative noise.
     features
-        What is fitted without a prior (n, p); by default a constant, z and the squared radius.
+        Features without a prior (n, p). The default is a constant, z and the squared radius.
     rules
-        How the prior variances are searched.
+        The search for the prior variances.
 
     Examples
     --------
@@ -98,22 +104,23 @@ class HermiteRegression:
 
     def __init__(self, points: Sample, features: Floats | None = None, rules: VarianceSearch | None = None) -> None:
         self._rules = VarianceSearch() if rules is None else rules
-        self._centre = float(np.median(points.h))  # keeps digits where the log-likelihood is large
+        self._centre = float(np.median(points.h))  # keeps precision if the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
         self._triangle = [
             (at, kernels(points.z[at : at + _ROWS], points.z[at:])) for at in range(0, len(points.z), _ROWS)
         ]
         self._features = free_features(points.z) if features is None else features
-        # Of the user's own some may say the same, as a switch that was never drawn the other way.
+        # Given features may be linearly dependent: a discrete parameter may have one value so far.
         self._kept = slice(None) if features is None else _independent(features)
         self._features = self._features[:, self._kept]
         self._bounds = np.log([self._rules.lowest, self._rules.highest]).T
         if points.z.shape[1] == 1:
-            # In one dimension the radius is all there is of degree two, and it is free: a prior would say nothing.
+            # In one dimension the squared radius is all of degree two. It has no prior, so the
+            # prior variance of degree two has no effect and is fixed.
             self._bounds[1, 1] = self._bounds[1, 0]
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
-        """Variances that predict left-out pairs best: a pattern search over logarithms, no derivatives to go wrong."""
+        """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
         starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(self._rules.corners if plan.restart else ()))]
         if not plan.tries:
             return _variances(starts[0])
@@ -122,7 +129,8 @@ class HermiteRegression:
         stride = np.array(self._rules.strides)
         while tries.left > 0 and stride.max() > self._rules.finest:
             before = tries.best
-            for i in np.roll((1, 2, 0), plan.turn):  # the most telling one first, then the others' turn
+            # Degree two matters most and comes first; later searches begin with another by turns.
+            for i in np.roll((1, 2, 0), plan.turn):
                 if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
                     tries.walk(self._bounds, int(i), -stride[i], plan.leap)
             if tries.best == before:
@@ -130,7 +138,10 @@ class HermiteRegression:
         return _variances(tries.x)
 
     def boldest(self, variances: Variances) -> Variances:
-        """The largest prior variance of C that the draws do not refute: what is not known of C then counts in full."""
+        """The variances with the largest variance of degree two that the draws do not refute.
+
+        With it, the posterior variance of C is at its largest.
+        """
         workspace = self._workspace()
         limit, bold = self._misfit(variances, workspace) + self._rules.slack, variances
         for _ in range(self._rules.boldest):
@@ -141,7 +152,7 @@ class HermiteRegression:
         return bold
 
     def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
-        """Posterior of the coefficients; ``family`` says which of degree two it follows."""
+        """Posterior of the coefficients; ``family`` decides which of degree two count."""
         solved = self.solve(variances)
         left_out = leave_pairs_out(solved, self.points.pair)
         scale = self.scale(left_out, variances)
@@ -166,7 +177,7 @@ class HermiteRegression:
         )
 
     def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
-        """The regression at other points: z (m, d), with their free features (m, p) -> (m,)."""
+        """Predictions at other points z (m, d) with free features (m, p): (m,)."""
         between = kernels(z, self.points.z)
         free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         smooth = (variances.quadratic * between.second + between.tail(variances.omega)) @ solved.alpha
@@ -174,14 +185,17 @@ class HermiteRegression:
         return prediction
 
     def curvature(self, variances: Variances, solved: Solved, columns: NDArray[np.bool_]) -> Floats:
-        """Degree two of the smooth part along some of the coordinates: the matrix C of ``z'Cz / 2``."""
+        """The matrix C of ``z'Cz / 2`` in the smooth part, for some of the coordinates."""
         z, d = self.points.z[:, columns], self.points.z.shape[1]
         one = variances.quadratic / (d * (d + 1) / 2)
         C: Floats = one * ((z.T * solved.alpha) @ z - np.sum(solved.alpha) * np.eye(z.shape[1]))
         return C
 
     def solve(self, variances: Variances, workspace: Floats | None = None) -> Solved:
-        """Factor the covariance and project the free features out; ``workspace`` (n, n) is memory that may be overwritten."""
+        """Factor the covariance and project the free features out.
+
+        ``workspace`` (n, n) is memory that is overwritten.
+        """
         factor = self._factor(variances, workspace)
         whitened = solve_triangular(
             factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
@@ -192,7 +206,10 @@ class HermiteRegression:
         return Solved(factor, R, back[:, :-1], back[:, -1])
 
     def _factor(self, variances: Variances, workspace: Floats | None) -> Floats:
-        """Lower factor of the covariance, in the workspace if there is one; what is above the diagonal is not part of it."""
+        """Lower Cholesky factor of the covariance, in the workspace if there is one.
+
+        The entries above the diagonal are not part of it and not zero.
+        """
         workspace = self._workspace() if workspace is None else workspace
         for nugget in self._rules.nuggets:
             for at, block in self._triangle:
@@ -202,7 +219,7 @@ class HermiteRegression:
             diagonal *= 1 + nugget
             factor: Floats
             factor, failed = lapack.dpotrf(workspace.T, lower=1, clean=0, overwrite_a=1)
-            if not failed:  # LAPACK tells by number, not exception, when more nugget is needed
+            if not failed:  # LAPACK raises no exception if a larger nugget is needed
                 break
         return factor
 
@@ -217,18 +234,18 @@ class HermiteRegression:
         return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
 
     def _badness(self, x: Floats, workspace: Floats) -> float:
-        """What a search makes small: misfit, and a weak prior of the logarithms."""
+        """What a search minimises: misfit, plus minus twice a weak log prior of the logarithms."""
         return self._misfit(_variances(x), workspace) + float(
             np.sum(((x - np.log(self._rules.centre)) / self._rules.width) ** 2)
         )
 
     def scale(self, left_out: LeftOut, variances: Variances) -> float:
-        """Variance of degrees three and four: from the predictions, but never with less noise than the floor."""
+        """Variance of degrees three and four, from the errors; noise is at least the floor."""
         return max(left_out.square / len(self.points.pair), self.points.floor / variances.noise)
 
 
 class _Tries:
-    """The best of a number of tries."""
+    """The best of a limited number of tries."""
 
     def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int, improvement: float) -> None:
         self._improvement = improvement
@@ -236,7 +253,10 @@ class _Tries:
         self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
 
     def walk(self, bounds: Floats, i: int, stride: float, leap: bool) -> bool:
-        """Go along one axis, in leaps as long as it gets better; whether it did at all."""
+        """Search along one axis while the value improves; return whether it did.
+
+        Each stride is twice the one before. Without ``leap`` there is only one.
+        """
         start = self.best
         while self.left > 0:
             x = self.x.copy()
@@ -256,26 +276,26 @@ class Solved(NamedTuple):
     """A factored regression."""
 
     factor: Floats  # (n, n) lower Cholesky factor of the covariance V, up to scale
-    R: Floats  # (k, k) of the whitened free features
-    H: Floats  # (n, k): P = V^-1 - H H' projects them out
+    R: Floats  # (k, k) of the QR decomposition of the whitened free features
+    H: Floats  # (n, k): P = V^-1 - H H' projects the free features out
     alpha: Floats  # (n,) P h
 
 
 class LeftOut(NamedTuple):
-    """How well left-out pairs are predicted from all other points."""
+    """Prediction errors of left-out mirror pairs."""
 
     residuals: Floats  # (m,) in the order of the points
-    even: float  # mean square of the part that a pair has in common
-    odd: float  # and of the part that changes sign
-    square: float  # their sum of squares in units of their own variances
+    even: float  # mean square of the part that the two points of a pair share
+    odd: float  # mean square of the part with opposite signs
+    square: float  # sum of squared errors, in units of their predicted variances
     log_det: float  # log determinant of those variances
 
 
 def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
-    """Predict the last points from all others, each mirror pair left out together.
+    """Predict each of the last mirror pairs from all other points.
 
-    With S the block of a pair, its residual is ``P_SS^-1 alpha_S`` and the variance of it ``P_SS^-1``; a point whose mirror image
-    failed stands alone.
+    With S the two rows of a pair, its residual is ``P_SS^-1 alpha_S``, with variance ``P_SS^-1``. A
+    point whose mirror image failed is left out alone.
     """
     m = len(pair)
     inverse = solve_triangular(solved.factor[-m:, -m:], np.eye(m), lower=True, check_finite=False)
@@ -305,10 +325,13 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
 
 
 def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) -> float:
-    """Trace of I - one F'PF for the quadratic features F that the family follows: what the draws do not tell of their coefficients. The radius is free, and left out.
+    """Number of the family's quadratic coefficients that the draws do not determine.
 
-    It is the sum of u'u - one (Fu)'P(Fu) over an orthonormal basis u. Where that would be large, its mean over random signs u does: give or take a seventh at
-    worst, where all is known but a single coefficient.
+    It is the trace of I - one F'PF, with ``one`` the prior variance of a coefficient and F the
+    quadratic features that the family has. The squared radius has no prior and is left out. The
+    trace is the sum of u'u - one (Fu)'P(Fu) over an orthonormal basis u. If the basis is large, the
+    mean over random signs estimates it. The relative error is at most about a seventh, when all but
+    one coefficient are known.
     """
     d = z.shape[1]
     rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
@@ -327,7 +350,7 @@ def _variances(x: Floats) -> Variances:
 
 
 def _independent(features: Floats) -> NDArray[np.int64]:
-    """Columns that are linearly independent of those before them in order of size."""
+    """Linearly independent columns, chosen by a pivoted QR decomposition."""
     _, R, columns = qr(features, mode="economic", pivoting=True, check_finite=False)
     size = np.abs(np.diag(R))
     return np.sort(columns[: len(size)][size > _DEPENDENT * size[0]])
