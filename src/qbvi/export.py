@@ -46,7 +46,7 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
     >>> import qbvi
     >>> from qbvi.families import Gaussian
     >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
+    >>> from qbvi.report import Report
     >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
     >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
     >>> to_arviz(fit, draws=100, seed=1).posterior["beta"].shape

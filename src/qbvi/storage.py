@@ -15,7 +15,8 @@ from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.points import mapped, row
-from qbvi.results import Fit, Report, Trace
+from qbvi.report import Report, Trace
+from qbvi.results import Fit
 from qbvi.stopping import StopKind
 from qbvi.supports import UserDefinedError
 
@@ -48,7 +49,7 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     >>> import tempfile, qbvi
     >>> from qbvi.families import Gaussian
     >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
+    >>> from qbvi.report import Report
     >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
     >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, Report(elbo=-1.5))
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -96,7 +97,7 @@ def read_facts(path: PathLike) -> dict[str, Any]:
     >>> import tempfile, qbvi
     >>> from qbvi.families import Gaussian
     >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
+    >>> from qbvi.report import Report
     >>> q = Gaussian(1).start(np.zeros(1), np.ones(1))
     >>> fit = Fit(Model(qbvi.Normal(0, 1)), Gaussian(1), q, Report())
     >>> with tempfile.TemporaryDirectory() as folder:
