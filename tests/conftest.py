@@ -20,7 +20,7 @@ collect_ignore = ["helpers"]  # scripts among them do their work, or fail, when 
 
 BACKEND_NAMES = {"jax", "torch", "cupy"}
 PACKAGES = {"jax": "JAX", "torch": "PyTorch"}  # what `make test-backends` installs
-BACKEND_MODULES = {"torch.py", "on_jax.py", "on_mesh.py", "on_torch.py"}  # of qbvi, with examples that need the package
+BACKEND_MODULES = {"torch", "on_jax", "on_mesh", "on_torch"}  # of qbvi, with examples that need the package
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +86,8 @@ def _needs_a_backend(item):
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     by_parameter = any(isinstance(value, str) and value in BACKEND_NAMES for value in parameters)
     by_fixture = not {"jax", "on_jax"}.isdisjoint(getattr(item, "fixturenames", ()))
-    by_place = isinstance(item, pytest.DoctestItem) and Path(item.path).name in BACKEND_MODULES
+    path = Path(item.path)
+    by_place = isinstance(item, pytest.DoctestItem) and not BACKEND_MODULES.isdisjoint([path.stem, path.parent.name])
     return by_parameter or by_fixture or by_place
 
 
