@@ -221,9 +221,20 @@ class _Gaussians(NamedTuple):
             precision = self.precision * np.exp(np.clip(change / self.precision, -0.5, 0.5))
         if self.is_full:
             precision = 0.5 * (precision + precision.transpose(0, 2, 1))
+        singular = ~_is_regular(precision)
+        precision = np.where(_wide(singular, precision), self.precision, precision)
         L, K = _factors(precision)
         cov = L @ L.transpose(0, 2, 1) if self.is_full else L**2
-        return _Gaussians(self.mu + share[:, None] * _apply(cov, force), precision, L, K), ~allowed
+        shift = np.where(singular, 0.0, share)[:, None] * _apply(cov, force)
+        return _Gaussians(self.mu + shift, precision, L, K), ~allowed | singular
+
+
+def _is_regular(precision: Floats) -> NDArray[np.bool_]:
+    """Whether each precision is finite and, in double precision, positive definite."""
+    finite = np.all(np.isfinite(precision.reshape(len(precision), -1)), axis=1)
+    safe = np.where(_wide(finite, precision), precision, 1.0)
+    eigenvalues = np.linalg.eigvalsh(safe) if precision.ndim == 3 else safe
+    return finite & (eigenvalues.min(axis=1) > 1e-13 * eigenvalues.max(axis=1))
 
 
 def _factors(precision: Floats) -> tuple[Floats, Floats]:
