@@ -519,7 +519,6 @@ CHOSEN = (
     "nearest, Sobol points",
     "one coefficient, rate 0.01",
     "one coefficient, rate 0.005",
-    "nearest, rate 0.005",
 )
 MAIN = (CHOSEN[0], CHOSEN[1], CHOSEN[3], CHOSEN[8])  # on the time series, which have no published counterpart
 MEAN_FIELD = {
@@ -556,7 +555,7 @@ def _cell(found: list[Outcome]) -> str:
 
 
 def _number(x: float) -> str:
-    return f"{x:.4f}" if abs(x) < 0.01 else f"{x:.3f}" if abs(x) < 10 else f"{x:.0f}"
+    return f"{x:.4f}" if abs(x) < 0.01 else f"{x:.3f}" if abs(x) < 10 else f"{x:.0f}" if abs(x) < 1e4 else f"{x:.1g}"
 
 
 def _table(columns: list[tuple[str, str]], labels: tuple[str, ...], futures: Any) -> None:
