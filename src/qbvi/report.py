@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.evaluate.failures import Failure
-from qbvi.stopping import StopKind
+from qbvi.stopping import Stop, StopKind
 
 __all__ = ["Report", "Trace"]
 
@@ -156,6 +156,10 @@ class Report:
     khat_draws: int | None = None
     backend: str = "numpy on cpu, float64"
     stop_kind: StopKind = StopKind.BY_HAND
+
+    def ended(self, stop: Stop) -> Report:
+        """The same report with another ending."""
+        return replace(self, converged=stop.converged, stop_reason=stop.reason, stop_kind=stop.kind)
 
     @property
     def khat_limit(self) -> float:
