@@ -26,8 +26,8 @@ soak: .venv/ready  ## the long statistical sweeps, all seeds and cases; takes mi
 	$(ONE_CORE) $(BIN)/python $(PYTEST) -m soak
 
 lint: .venv/ready
-	$(BIN)/ruff check src tests benchmarks examples
-	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples docs/hooks docs/figures
+	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks docs/figures
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

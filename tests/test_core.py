@@ -13,6 +13,7 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 METHODS = {
     "default": qbvi.QBVI(n_samples=8),
     "paper": qbvi.paper(n_samples=8),
+    "literal": qbvi.paper("literal", n_samples=8),
     "centred": qbvi.QBVI(estimator="control-variate-centred", draws="independent", n_samples=8, step="retraction"),
     "naive": qbvi.QBVI(estimator="score-function", n_samples=8, step="plain", learning_rate=1e-3),
     "leave-one-out": qbvi.QBVI(estimator="leave-one-out", draws="sobol", n_samples=8, step="cholesky-log"),

@@ -36,7 +36,7 @@ from qbvi.distributions import (
     Uniform,
     Wishart,
 )
-from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ScoreFunction
+from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
@@ -101,6 +101,7 @@ __all__ = [
     "Real",
     "Regression",
     "Residual",
+    "ResidualControlVariate",
     "Retraction",
     "Ridge",
     "ScoreFunction",

@@ -44,11 +44,8 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
     Examples
     --------
     >>> import qbvi
-    >>> from qbvi.families import Gaussian
-    >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
-    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
-    >>> fit = Fit(Model({"beta": qbvi.Normal(0, 1, shape=2)}), Gaussian(2), q, Report())
+    >>> prior = {"beta": qbvi.Normal(0, 1, shape=2)}
+    >>> fit = qbvi.fit(lambda theta: -float(theta["beta"] @ theta["beta"]), prior, seed=1)
     >>> to_arviz(fit, draws=100, seed=1).posterior["beta"].shape
     (1, 100, 2)
     """

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import html
-import importlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from qbvi.arrays import to_numpy
-from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.evaluate.failures import Failure
 from qbvi.families import (
@@ -27,10 +22,13 @@ from qbvi.families import (
     GaussianProduct,
     NegativeBinomial,
 )
+from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.points import mapped
 from qbvi.random import Independent, Sobol
+from qbvi.report import Report, Trace
 from qbvi.stopping import StopKind
+from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Real
 
 if TYPE_CHECKING:
@@ -42,209 +40,7 @@ Floats = NDArray[np.float64]
 Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
 
 _DRAWS = 2**13  # for moments that have no closed form
-_LARGEST_LOG = 300.0  # of a density: one concentrated at a boundary stays finite
 _SOBOL_MAX_DIM = 1024  # beyond it, a scrambled Sobol sequence costs memory and gains nothing
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Trace:
-    """History of a fit, with one entry per iteration.
-
-    Attributes
-    ----------
-    n_evals : array (T,)
-        Evaluations of the user's function so far.
-    elbo, elbo_smooth : array (T,)
-        Estimate of the lower bound from the draws of the iteration, and its moving average.
-    step, grad_norm, seconds : array (T,)
-        Length of the step, norm of the direction, and time since the start.
-    mean, sd : array (T, d)
-        Moments of the approximation, on the unconstrained scale.
-    gap : array (T,)
-        Nats that the method expects to gain after the step; NaN if it makes no prediction.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> one = np.array([1.0, 2.0])
-    >>> mean, sd = np.zeros((2, 3)), np.ones((2, 3))
-    >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, mean, sd)
-    >>> trace
-    Trace of 2 iterations, 200 evaluations: elbo from -9 to -4.5
-      n_evals, elbo, elbo_smooth, step, grad_norm, seconds, gap (2,); mean, sd (2, 3)
-    >>> trace["elbo"]
-    array([-9. , -4.5])
-    """
-
-    n_evals: NDArray[np.int64]
-    elbo: Floats
-    elbo_smooth: Floats
-    step: Floats
-    grad_norm: Floats
-    seconds: Floats
-    mean: Floats
-    sd: Floats
-    gap: Floats = None  # type: ignore[assignment]  # set in __post_init__
-
-    def __post_init__(self) -> None:
-        length = len(self.n_evals)
-        if self.gap is None:
-            object.__setattr__(self, "gap", np.full(length, np.nan))
-        for name in self.names():
-            array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
-            if not array.size and length == 0:
-                array = array.reshape(0, 0) if name in ("mean", "sd") else array
-            if array.ndim != (2 if name in ("mean", "sd") else 1) or len(array) != length:
-                msg = f"`{name}` must have one entry for each of the {length} iterations, got shape {array.shape}"
-                raise ValueError(msg)
-            array.flags.writeable = False
-            object.__setattr__(self, name, array)
-
-    @classmethod
-    def empty(cls) -> Trace:
-        """Return the trace of no iterations."""
-        none = np.empty(0)
-        return cls(np.empty(0, dtype=np.int64), none, none, none, none, none, none, none)
-
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """Names of the arrays."""
-        return tuple(item.name for item in fields(cls))
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self.names():
-            msg = f"a trace has {', '.join(self.names())}; got {name!r}"
-            raise KeyError(msg)
-        array: NDArray[Any] = getattr(self, name)
-        return array
-
-    def __len__(self) -> int:
-        return len(self.n_evals)
-
-    def __repr__(self) -> str:
-        if not len(self):
-            return "Trace of 0 iterations"
-        flat = ", ".join(name for name in self.names() if self[name].ndim == 1)
-        return (
-            f"Trace of {len(self):,} iterations, {self.n_evals[-1]:,} evaluations: "
-            f"elbo from {self.elbo[0]:.6g} to {self.elbo[-1]:.6g}\n"
-            f"  {flat} ({len(self)},); mean, sd {self.mean.shape}"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Report:
-    """Results and diagnostics of a fit, apart from the posterior.
-
-    Attributes
-    ----------
-    elbo, elbo_se
-        Lower bound and its standard error, from fresh draws of the final approximation.
-    khat
-        Pareto k-hat of the importance ratios of those draws; NaN if not available.
-    converged, stop_reason, stop_kind
-        Whether the stopping rule was satisfied, and why the fit ended: in a sentence, and as a kind
-        that programs can compare.
-    n_evals, n_iterations, seconds
-        Numbers of evaluations and iterations, and run time.
-    failures
-        All evaluations without a usable number.
-    trace
-        One entry per iteration.
-    seed, method
-        Seed and method, to repeat the fit.
-    notes
-        Advice, in plain sentences.
-    khat_draws
-        Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
-    backend
-        Array library, device and dtype that the fit ran on.
-
-    Examples
-    --------
-    >>> Report(elbo=-3.2, khat=0.68, khat_draws=1000).khat_verdict
-    'doubtful, above 0.67: the tails of the posterior are not matched'
-    >>> Report(elbo=-3.2, khat=1.1, khat_draws=100).khat_verdict
-    'unknown: 100 draws determine it only to within about 0.5'
-    """
-
-    elbo: float = math.nan
-    elbo_se: float = math.nan
-    khat: float = math.nan
-    converged: bool = False
-    stop_reason: str = StopKind.BY_HAND.sentence
-    n_evals: int = 0
-    n_iterations: int = 0
-    failures: tuple[Failure, ...] = ()
-    trace: Trace = field(default_factory=lambda: Trace.empty())
-    seconds: float = 0.0
-    seed: int | None = None
-    method: str = ""
-    notes: tuple[str, ...] = ()
-    khat_draws: int | None = None
-    backend: str = "numpy on cpu, float64"
-    stop_kind: StopKind = StopKind.BY_HAND
-
-    @property
-    def khat_limit(self) -> float:
-        """Largest good k-hat: 0.7, and less with fewer than about 2,200 draws."""
-        if self.khat_draws is None:
-            return KHAT_LIMIT
-        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), KHAT_LIMIT)
-
-    @property
-    def khat_verdict(self) -> str:
-        """What k-hat means, in words."""
-        if math.isnan(self.khat):
-            return "not available"
-        if self.khat < self.khat_limit:
-            return f"good, below {self.khat_limit:.2g}"
-        if self.khat < 1:
-            return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
-        error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
-        if self.khat_draws is not None and not is_khat_bad(self.khat, self.khat_draws):
-            return f"unknown: {self.khat_draws} draws determine it only to within about {error:.1f}"
-        return "bad, above 1: means and intervals may be far off"
-
-
-class Block(NamedTuple):
-    """Position of one parameter: its columns of ``u`` and its entries among the labels."""
-
-    name: str
-    shape: tuple[int, ...]
-    prior: Distribution
-    columns: slice
-    entries: slice
-    is_native: bool = False  # whether q describes it on its own scale
-
-
-class Marginal(NamedTuple):
-    """An entry that is Gaussian in ``u`` and has its own map, so all results are closed forms."""
-
-    column: int  # of u
-    loc: float
-    scale: float
-    support: Interval
-
-    def at(self, z: Floats) -> Floats:
-        """Constrained values at standardised unconstrained ones: (n,) -> (n,)."""
-        return np.asarray(self.support.constrain((self.loc + self.scale * z)[:, None], ()))
-
-    def quantile(self, levels: Floats) -> Floats:
-        """Quantiles on the constrained scale: (n,) -> (n,)."""
-        # The map to an interval with only an upper end is decreasing.
-        falling = math.isinf(self.support.low) and math.isfinite(self.support.high)
-        return self.at(-ndtri(levels) if falling else ndtri(levels))
-
-    def density(self, x: Floats) -> Floats:
-        """Density at constrained values inside the support: (n,) -> (n,)."""
-        return self.density_at((self.support.unconstrain(x, ())[:, 0] - self.loc) / self.scale)
-
-    def density_at(self, z: Floats) -> Floats:
-        """`density` at the values ``at(z)``, without rounding errors of the map: (n,) -> (n,)."""
-        log_q = -0.5 * z**2 - math.log(self.scale) - 0.5 * math.log(2 * math.pi)
-        stretch = self.support.log_jacobian((self.loc + self.scale * z)[:, None], ())
-        return np.asarray(np.exp(np.minimum(log_q - stretch, _LARGEST_LOG)))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -464,7 +260,7 @@ class Fit:
         mean, cov = self._moments
         columns = zip(self.labels, mean, np.sqrt(np.diagonal(cov)), lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
-        return Summary(rows, interval, (self._title(), *_account(self.report)), self.notes)
+        return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
 
     def quantiles(self, levels: Floats) -> Floats:
         """Posterior quantiles of every entry: (m,) -> (m, p), in the order of `labels`."""
@@ -521,9 +317,9 @@ class Fit:
         save(self, path)
 
     def __repr__(self) -> str:
-        lines = [self._title(), *_account(self.report)]
+        lines = [self._title(), *diagnostic_lines(self.report)]
         shown = list(self.summary())[:3]
-        lines += _aligned([(row.parameter, *_cells(row)[:2]) for row in shown], ("", "mean", "sd"))
+        lines += aligned([(row.parameter, *cells_of(row)[:2]) for row in shown], ("", "mean", "sd"))
         if len(self.labels) > len(shown):
             lines.append(f"... {len(self.labels) - len(shown)} more, and intervals, in summary()")
         return "\n".join([lines[0], *("  " + line for line in lines[1:])])
@@ -615,90 +411,6 @@ class Fit:
         return f"Posterior of {what} in {_describe(self.family)}"
 
 
-class Row(NamedTuple):
-    """One line of a summary."""
-
-    parameter: str
-    mean: float
-    sd: float
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, repr=False)
-class Summary:
-    """A table of the posterior, with one `Row` per entry; it prints the diagnostics above it.
-
-    Examples
-    --------
-    >>> rows = (Row("beta", 1.234567, 0.5, 0.25, 2.25), Row("sigma", 20.0, 0.04, 19.9, 20.1))
-    >>> table = Summary(rows, 0.95)
-    >>> table
-             mean     sd     2.5 %  97.5 %
-    beta    1.235  0.500   0.250   2.250
-    sigma  20.0000 0.0400 19.9000 20.1000
-    >>> [row.parameter for row in table]
-    ['beta', 'sigma']
-    """
-
-    rows: tuple[Row, ...]
-    interval: float
-    header: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, parameter: int | str) -> Row:
-        if isinstance(parameter, int):
-            return self.rows[parameter]
-        for row in self.rows:
-            if row.parameter == parameter:
-                return row
-        msg = f"no entry is called {parameter!r}; the first are {', '.join(row.parameter for row in self.rows[:5])}"
-        raise KeyError(msg)
-
-    def cells(self) -> list[tuple[str, ...]]:
-        """The table as text, header first.
-
-        Numbers have as many decimals as three significant digits of their row's standard
-        deviation.
-        """
-        return [("", *self._columns()), *((row.parameter, *_cells(row)) for row in self.rows)]
-
-    def to_pandas(self) -> Any:
-        """The table as a pandas.DataFrame, with columns mean, sd, lower, upper."""
-        try:
-            pd = importlib.import_module("pandas")
-        except ImportError as error:
-            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
-            raise ImportError(msg) from error
-        return pd.DataFrame(self.rows, columns=list(Row._fields)).set_index("parameter")
-
-    def __repr__(self) -> str:
-        head, *body = self.cells()
-        table = _aligned(body, head)
-        notes = [f"Note: {note}" for note in self.notes]
-        return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
-
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in ("", *self._columns()))
-        body = "".join(
-            f"<tr><th>{html.escape(row.parameter)}</th>" + "".join(f"<td>{cell}</td>" for cell in _cells(row)) + "</tr>"
-            for row in self.rows
-        )
-        above = "<br>".join(html.escape(line) for line in self.header)
-        below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<p>{above}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
-
-    def _columns(self) -> tuple[str, ...]:
-        ends = (50 * (1 - self.interval), 50 * (1 + self.interval))
-        return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
-
-
 def _matched_normals(n: int, d: int) -> Floats:
     """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
     rng = np.random.default_rng(20240229)
@@ -726,50 +438,3 @@ def _describe(family: Family) -> str:
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
     return f"{family.dim} dimensions, " + " x ".join(type(part.family).__name__ for part in family.independent_parts)
-
-
-def _account(report: Report) -> list[str]:
-    """The diagnostics, in four lines."""
-    share = len(report.failures) / max(report.n_evals, 1)
-    failed = f", {len(report.failures):,} failed ({share:.1%})" if report.failures else ""
-    return [
-        f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
-        f"k-hat        {report.khat:.2f} ({report.khat_verdict})",
-        f"evaluations  {report.n_evals:,} in {report.n_iterations:,} iterations, {report.seconds:.3g} s{failed}",
-        f"converged    {'yes' if report.converged else 'NO'}: {report.stop_reason}",
-    ]
-
-
-def _with_error(value: float, error: float) -> str:
-    decimals = min(_decimals(error, 2), 6)  # an exact fit has no error worth sixteen digits
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
-
-
-def _decimals(scale: float, digits: int) -> int:
-    """Decimals that show ``scale`` to ``digits`` significant digits."""
-    if not (math.isfinite(scale) and scale > 0):
-        return 3
-    return max(0, digits - 1 - math.floor(math.log10(scale)))
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    """Numbers of a row, to three significant digits of its standard deviation."""
-    decimals = _decimals(row.sd, 3)
-    largest = max(abs(number) for number in row[1:])
-    if decimals > 6 or largest >= 1e7:
-        return tuple(f"{number:.4g}" for number in row[1:])
-    return tuple(f"{number:.{decimals}f}" for number in row[1:])
-
-
-def _aligned(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
-    """Align cells in columns: the first to the left, numbers at their decimal points."""
-    names, *numbers = zip(*rows, strict=True)
-    columns = [[head[0], *names], *([title, *_on_point(cells)] for title, cells in zip(head[1:], numbers, strict=True))]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    lines = [zip(line, widths, strict=True) for line in zip(*columns, strict=True)]
-    return ["  ".join(c.rjust(w) if j else c.ljust(w) for j, (c, w) in enumerate(line)).rstrip() for line in lines]
-
-
-def _on_point(cells: Sequence[str]) -> list[str]:
-    tails = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
-    return [cell + " " * (max(tails) - tail) for cell, tail in zip(cells, tails, strict=True)]

@@ -60,13 +60,10 @@ def best_of(fits: Sequence[Fit]) -> Fit:
     if close and best.converged:
         stop = stop.but(StopKind.STARTS_DISAGREE, bounds=", ".join(f"{fit.elbo:.2f}" for fit in close))
     report = replace(
-        best.report,
+        best.report.ended(stop),
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
-        converged=stop.converged,
-        stop_reason=stop.reason,
-        stop_kind=stop.kind,
         notes=(*best.notes, _tally(fits, best, rivals)),
     )
     return Fit(best.model, best.family, best.q, report)

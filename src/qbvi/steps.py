@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.families.base import Family
+from qbvi.families.base import Family, bounded_curve
 
 __all__ = ["BoundedRate", "CholeskyLog", "ExponentialMap", "InParameters", "Plain", "Retraction", "Step"]
 
@@ -78,13 +78,8 @@ class BoundedRate:
 
     def __call__(self, family: Family, q: Array, update: Array) -> tuple[Array, Array]:
         """Move as far along the update as the bound allows."""
-        moved, _ = family.move(q, update, self._curve)
+        moved, _ = family.move(q, update, bounded_curve(self.delta))
         return moved, _always(q)
-
-    def _curve(self, c: Array) -> tuple[Array, Array]:
-        xp = array_namespace(c)
-        t = self.delta / xp.maximum(xp.max(c), self.delta * _one(c))
-        return 1 - t * c, t
 
 
 @dataclass(frozen=True)

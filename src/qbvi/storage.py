@@ -15,7 +15,8 @@ from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.points import mapped, row
-from qbvi.results import Fit, Report, Trace
+from qbvi.report import Report, Trace
+from qbvi.results import Fit
 from qbvi.stopping import StopKind
 from qbvi.supports import UserDefinedError
 
@@ -46,15 +47,11 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     Examples
     --------
     >>> import tempfile, qbvi
-    >>> from qbvi.families import Gaussian
-    >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
-    >>> q = Gaussian(2).start(np.zeros(2), np.ones(2))
-    >>> fit = Fit(Model(qbvi.Normal(0, 1, shape=2)), Gaussian(2), q, Report(elbo=-1.5))
+    >>> fit = qbvi.fit(lambda theta: -float(theta**2), qbvi.Normal(0, 1), seed=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(fit, f"{folder}/answer.qbvi")
-    ...     load(f"{folder}/answer.qbvi").elbo
-    -1.5
+    ...     load(f"{folder}/answer.qbvi").elbo == fit.elbo
+    True
     """
     archive.write(path, _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
 
@@ -94,11 +91,7 @@ def read_facts(path: PathLike) -> dict[str, Any]:
     Examples
     --------
     >>> import tempfile, qbvi
-    >>> from qbvi.families import Gaussian
-    >>> from qbvi.model import Model
-    >>> from qbvi.results import Report
-    >>> q = Gaussian(1).start(np.zeros(1), np.ones(1))
-    >>> fit = Fit(Model(qbvi.Normal(0, 1)), Gaussian(1), q, Report())
+    >>> fit = qbvi.fit(lambda theta: -float(theta**2), qbvi.Normal(0, 1), seed=1)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save(fit, f"{folder}/answer.qbvi", facts={"rows": 12})
     ...     read_facts(f"{folder}/answer.qbvi")

@@ -7,7 +7,7 @@ import scipy.stats
 from oracles import LogisticRegression
 from qbvi.algorithm import DRAWS, ESTIMATORS
 from qbvi.arrays import pack_symmetric, to_numpy
-from qbvi.estimators import Batch, ControlVariate, Residual
+from qbvi.estimators import Batch, ControlVariate, Residual, ResidualControlVariate
 from qbvi.estimators.base import leave_group_out
 from qbvi.families import DiagonalGaussian, Gaussian
 
@@ -104,6 +104,31 @@ def test_centring_takes_a_constant_out_of_the_noise(problem, rng):
             directions.append(estimate(family, q, batches[1], memory)[0])
         spread[centred] = np.std(directions, axis=0).mean()
     assert spread[True] < 0.1 * spread[False]
+
+
+def test_the_residual_control_variate_is_its_formula(problem, rng):
+    """Entry by entry, with loops; the coefficient is that of the draws before."""
+    family, estimate = Gaussian(2), ResidualControlVariate()
+    q = family.from_moments(MEAN, COV)
+    first, second = (make_batch(problem, family, q, DRAWS["independent"], rng) for _ in range(2))
+    _, memory = estimate(family, q, first, estimate.init(family, q))
+    score = family.score(q, first.theta)
+    moments = [np.cov(score[:, i] * first.h, score[:, i]) for i in range(family.size)]
+    c = sum(m[0, 1] for m in moments) / sum(m[1, 1] for m in moments)
+    expected = np.mean(family.score(q, second.theta) * (second.h - c)[:, None], axis=0)
+    np.testing.assert_allclose(estimate(family, q, second, memory)[0], expected, rtol=1e-10)
+
+
+def test_the_residual_control_variate_has_no_noise_at_a_perfect_fit(rng):
+    """A constant residual is its own coefficient, whatever its size, from the second batch on."""
+    family, estimate = Gaussian(3), ResidualControlVariate()
+    q = family.from_moments(np.ones(3), np.cov(rng.standard_normal((3, 8))))
+    memory = estimate.init(family, q)
+    for _ in range(2):
+        theta = family.transport(q, rng.standard_normal((10, 3)))
+        h = family.residual(q, theta, family.log_prob(q, theta) - 400.0)
+        direction, memory = estimate(family, q, Batch(theta, h, h, np.zeros(family.size), 1), memory)
+    np.testing.assert_allclose(direction, 0, atol=1e-9)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 4])

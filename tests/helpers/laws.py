@@ -97,7 +97,7 @@ _SCIPY = {
 def factors(family, q):
     """The factors of a family with their members, or the family itself: [(family, q)]."""
     if isinstance(family, Product):
-        return [pair for f, part in zip(family.factors, family._open(q), strict=True) for pair in factors(f, part)]
+        return [pair for f, part in zip(family.factors, family._split(q), strict=True) for pair in factors(f, part)]
     return [(family, q)]
 
 

@@ -199,7 +199,9 @@ def test_algorithm_3_with_the_residual_estimator_comes_near(family):
     assert -1e-9 < gap < 0.1  # 100 draws a step; the noise floor of the decayed rate is about 0.02
 
 
-@pytest.mark.parametrize("estimator", ["score-function", "control-variate-centred", "leave-one-out", "residual"])
+@pytest.mark.parametrize(
+    "estimator", ["score-function", "control-variate-centred", "control-variate-residual", "leave-one-out", "residual"]
+)
 def test_every_estimator_serves_the_product(estimator):
     """At the optimum the expected natural gradient vanishes: one long average over draws says so within its error."""
     case = synthetic()

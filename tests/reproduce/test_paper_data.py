@@ -40,19 +40,29 @@ def test_the_default_ends_within_a_hundredth_of_a_nat_or_five(name, tolerance, f
         assert result.converged
 
 
-@pytest.mark.parametrize("estimator", ["control-variate", "control-variate-centred"])
+@pytest.mark.parametrize("reading", ["literal", "nearest"])
 @pytest.mark.parametrize("name", ["labour", "credit"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_papers_settings_run_to_the_end_and_stay_positive_definite(name, estimator, seed):
+def test_the_papers_settings_run_to_the_end_and_stay_positive_definite(name, reading, seed):
     regression = problem(name)
-    result = fit(regression, seed, method=qbvi.paper(estimator=estimator, stop=(qbvi.MaxIterations(200),)))
+    # nothing beyond the iterations is read, so a few fresh draws do
+    method = qbvi.paper(reading, stop=(qbvi.MaxIterations(200),), n_fresh=50)
+    result = fit(regression, seed, method=method)
     assert len(result.trace) == 200
     assert np.linalg.eigvalsh(result.cov).min() > 0
     assert np.all(np.isfinite(result.trace.elbo))
 
 
-def test_the_papers_settings_with_a_centred_control_variate_come_near(rng):
+@pytest.mark.parametrize(("name", "tolerance"), [("labour", 0.05), ("credit", 0.3)])
+def test_the_nearest_reading_of_the_paper_ends_where_its_tables_do(name, tolerance):
+    """Ten seeds are in docs/reproduce.md, the largest gaps 0.002 and 0.02; what the paper prints is 0.001 and 0.09 below the best."""
+    regression = problem(name)
+    result = fit(regression, 1, method="paper")
+    assert -1e-9 < regression.best_gaussian().elbo - regression.exact_elbo(*result.unconstrained) < tolerance
+    assert 50_000 < result.n_evals <= 101_000
+
+
+def test_the_literal_reading_does_not():
     regression = problem("labour")
-    result = fit(regression, 1, method=qbvi.paper(estimator="control-variate-centred"))
-    assert regression.best_gaussian().elbo - regression.exact_elbo(*result.unconstrained) < 3
-    assert result.n_evals > 50_000
+    result = fit(regression, 1, method=qbvi.paper("literal", stop=(qbvi.MaxIterations(300),)))
+    assert regression.best_gaussian().elbo - regression.exact_elbo(*result.unconstrained) > 5

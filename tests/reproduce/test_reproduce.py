@@ -171,8 +171,37 @@ def test_the_report_of_labour_is_written_whole(everything):
 def test_the_findings_of_labour_follow_from_the_numbers(labour):
     ml, _, bounds, _, rows = labour._findings()
     assert "agree with the published ones" in ml
-    assert "0.038 above the exact optimum -358.303" in bounds
+    assert "the published bound -358.265 is 0.038 above the exact optimum -358.303" in bounds
+    assert "The published parameters are 0.0013 nats below it" in bounds
     assert "other measures than their labels" in rows
+
+
+def test_the_published_parameters_are_judged_like_ours(labour):
+    """The means of table par_labour and their variances, with the correlations of the best Gaussian."""
+    paper, best = labour.published["QBVI"], labour.best["full"]
+    np.testing.assert_array_equal(paper.mean, LABOUR["QBVI"][:8])
+    sd = np.sqrt(np.array(LABOUR["QBVI variance"]) / np.diag(best.cov))
+    assert paper.exact_bound == pytest.approx(labour.bound(paper.mean, np.diag(sd) @ best.cov @ np.diag(sd)), abs=1e-9)
+    assert 0 < paper.gap < 0.002
+    assert labour.published["QBVI diagonal"].gap == pytest.approx(0.0008, abs=1e-4)  # no variances are printed
+    columns = labour.means_table.columns
+    assert columns[:5] == (
+        *("QBVI diagonal (this reading)", "QBVI diagonal, as published"),
+        *("QBVI (this reading)", "QBVI, as published", "QBVI literal"),
+    )
+    rows = {row.label: row for row in labour.means_table.rows}
+    shown = columns.index("QBVI, as published")
+    assert rows["intercept"].cells[shown].ours == 0.675
+    assert rows["lower bound"].cells[shown].ours == -356.639
+    assert rows["nats below it"].cells[shown].ours == pytest.approx(paper.gap)
+    assert rows["intercept"].cells[shown - 1].paper is None  # it stands beside it
+
+
+def test_what_the_papers_rule_prints_is_the_best_smoothed_bound(labour):
+    estimate = labour.columns["QBVI"]
+    rows = {row.label: row for row in labour.means_table.rows}
+    shown = rows["best smoothed bound"].cells[labour.means_table.columns.index("QBVI (this reading)")].ours
+    assert shown == estimate.best_smoothed == estimate.fit.trace.elbo_smooth.max()
 
 
 def test_findings_change_with_the_numbers(labour):
@@ -227,6 +256,10 @@ def test_har_of_the_papers_data_has_its_ml_column(papers_data):
     assert experiment.performance["test"]["ML"]["log-likelihood"] == pytest.approx(-74.22, abs=6e-3)
     assert -1e-9 < experiment.columns["default"].gap < 0.01
     assert "where every optimum has 402" in experiment._on_paper()
+    assert {name: round(e.gap, 1) for name, e in experiment.published.items()} == {
+        "mean-field diagonal": 22.0,
+        "mean-field": 190.6,
+    }
 
 
 def test_garch_is_near_the_best_gaussian():

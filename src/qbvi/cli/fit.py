@@ -58,22 +58,16 @@ def run(args: argparse.Namespace) -> int:
 
     Returns 0 if there is a posterior, 1 if the fit failed, and 2 if the request is invalid.
     """
-    from qbvi.cli.tabular.report import one_line, silence
+    from qbvi.cli.tabular.report import exit_status, one_line
 
     try:
-        return _run(args)
-    except BrokenPipeError:  # everything was saved before anything was printed
-        silence(sys.stdout)
-        return 0
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"qbvi fit: {one_line(error)}", file=sys.stderr)
-        return 2
+        return exit_status("fit", lambda: _run(args))  # it saves everything before it prints anything
     except RuntimeError as error:  # from the likelihood, at some point of the fit
         print(f"qbvi fit: the fit failed: {one_line(error)}", file=sys.stderr)
         return 1
 
 
-def _run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> None:
     from qbvi.cli.tabular import POSTERIOR, SavedPosterior, Spread, save_posterior
     from qbvi.cli.tabular.report import print_posterior, printable
 
@@ -89,7 +83,6 @@ def _run(args: argparse.Namespace) -> int:
     told = (*choice.notes, *_save_more(posterior, folder, args))
     print_posterior(posterior, args.interval)
     print("", *map(printable, told), sep="\n", flush=True)
-    return 0
 
 
 def _add_data(group: Any) -> None:

@@ -59,25 +59,22 @@ def add_to(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict; returns 0 if predictions were written, 2 if the request is invalid."""
-    from qbvi.cli.tabular import Spread, TableError, read_posterior, write_columns
-    from qbvi.cli.tabular.report import one_line, silence
+    from qbvi.cli.tabular.report import exit_status
 
-    try:
-        _refuse_bad_places(args)
-        posterior = read_posterior(args.posterior)
-        if posterior.recipe is None:
-            msg = f"{args.posterior}: a posterior that `qbvi fit` did not save has no model to predict with; qbvi show prints it"
-            raise TableError(msg)
-        table = _rows(args, posterior.recipe)
-        spread = Spread(args.draws, args.seed, args.interval)
-        write_columns(posterior.recipe.predictions(posterior.fit, table, spread), args.out, sys.stdout)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence(sys.stdout)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"qbvi predict: {one_line(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status("predict", lambda: _predict(args))
+
+
+def _predict(args: argparse.Namespace) -> None:
+    from qbvi.cli.tabular import Spread, TableError, read_posterior, write_columns
+
+    _refuse_bad_places(args)
+    posterior = read_posterior(args.posterior)
+    if posterior.recipe is None:
+        msg = f"{args.posterior}: a posterior that `qbvi fit` did not save has no model to predict with; qbvi show prints it"
+        raise TableError(msg)
+    table = _rows(args, posterior.recipe)
+    spread = Spread(args.draws, args.seed, args.interval)
+    write_columns(posterior.recipe.predictions(posterior.fit, table, spread), args.out, sys.stdout)
 
 
 def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:

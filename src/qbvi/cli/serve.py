@@ -133,9 +133,8 @@ class _Server:
         return str(os.path.abspath(self._out))
 
     def _result(self, reason: str) -> Fit | None:
-        from dataclasses import replace
-
         from qbvi.results import Fit
+        from qbvi.stopping import Stop
 
         try:
             fit = self.opt.fit()
@@ -143,7 +142,7 @@ class _Server:
             return None
         if not reason:
             return fit
-        return Fit(fit.model, fit.family, fit.q, replace(fit.report, stop_reason=reason, converged=False))
+        return Fit(fit.model, fit.family, fit.q, fit.report.ended(Stop.own(False, reason)))
 
     def _ask(self) -> set[int]:
         points = self.opt.ask()

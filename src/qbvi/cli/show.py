@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from qbvi.cli.options import share
@@ -30,14 +29,6 @@ def add_to(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print; returns 0 if there is a posterior, 2 if there is none."""
     from qbvi.cli.tabular import read_posterior
-    from qbvi.cli.tabular.report import one_line, print_posterior, silence
+    from qbvi.cli.tabular.report import exit_status, print_posterior
 
-    try:
-        print_posterior(read_posterior(args.posterior), args.interval)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        silence(sys.stdout)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"qbvi show: {one_line(error)}", file=sys.stderr)
-        return 2
-    return 0
+    return exit_status("show", lambda: print_posterior(read_posterior(args.posterior), args.interval))

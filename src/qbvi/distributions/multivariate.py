@@ -204,6 +204,10 @@ class MatrixPrior(Distribution):
         log_chi = (math.log(2) + log_gamma_draws(rng, (self._df[:, None] - np.arange(p)) / 2, n)) / 2
         return np.tril(normals, -1) + np.exp(np.maximum(log_chi, -200.0))[..., None] * np.eye(p)
 
+    def _log_det_scale(self) -> NDArray[np.float64]:
+        """Log-determinant of each copy's scale: (copies,)."""
+        return np.asarray(2 * np.sum(np.log(np.diagonal(self._root, axis1=-2, axis2=-1)), axis=-1))
+
     def _of_factor(self, factor: NDArray[np.float64]) -> NDArray[np.float64]:
         x = factor @ np.swapaxes(factor, -1, -2)
         return np.asarray((x + np.swapaxes(x, -1, -2)) / 2).reshape(len(x), *self.shape)
@@ -240,8 +244,9 @@ class Wishart(MatrixPrior):
 
     def _log_constants(self) -> NDArray[np.float64]:
         p = self.shape[-1]
-        log_det = 2 * np.sum(np.log(np.diagonal(self._root, axis1=-2, axis2=-1)), axis=-1)
-        return np.asarray(-self._df / 2 * (p * math.log(2) + log_det) - _log_multivariate_gamma(self._df / 2, p))
+        return np.asarray(
+            -self._df / 2 * (p * math.log(2) + self._log_det_scale()) - _log_multivariate_gamma(self._df / 2, p)
+        )
 
 
 class InverseWishart(MatrixPrior):
@@ -279,8 +284,9 @@ class InverseWishart(MatrixPrior):
 
     def _log_constants(self) -> NDArray[np.float64]:
         p = self.shape[-1]
-        log_det = 2 * np.sum(np.log(np.diagonal(self._root, axis1=-2, axis2=-1)), axis=-1)
-        return np.asarray(self._df / 2 * (log_det - p * math.log(2)) - _log_multivariate_gamma(self._df / 2, p))
+        return np.asarray(
+            self._df / 2 * (self._log_det_scale() - p * math.log(2)) - _log_multivariate_gamma(self._df / 2, p)
+        )
 
 
 def _solve_lower(factor: Array, right: Array) -> Array:

@@ -2,10 +2,12 @@
 
 from qbvi.families.base import Curve, Family, GaussianFamily, Part
 from qbvi.families.beta import Beta, Dirichlet
-from qbvi.families.discrete import Bernoulli, Categorical, NegativeBinomial, Poisson
+from qbvi.families.categories import Bernoulli, Categorical
+from qbvi.families.counts import NegativeBinomial, Poisson
+from qbvi.families.diagonal import DiagonalGaussian
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.gamma import Exponential, Gamma, InverseGamma
-from qbvi.families.gaussian import DiagonalGaussian, Gaussian
+from qbvi.families.gaussian import Gaussian
 from qbvi.families.product import GaussianProduct, Product, product
 from qbvi.families.wishart import InverseWishart, Wishart
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device
 
-__all__ = ["Curve", "Family", "GaussianFamily", "Part"]
+__all__ = ["Curve", "Family", "GaussianFamily", "Part", "bounded_curve"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
 r"""How far a step goes along each whitened direction of curvature.
@@ -251,3 +251,17 @@ class GaussianFamily(Family):
     def log_base(self, theta: Array) -> Array:
         """Zero: the base measure is constant."""
         return 0.0 * theta[:, 0]
+
+
+def bounded_curve(delta: float) -> Curve:
+    r"""Cover at most the fraction ``delta`` of the distance to a singular precision.
+
+    .. math:: \rho(c) = 1 - t c, \quad t = \min(1, \delta / \max c)
+    """
+
+    def curve(c: Array) -> tuple[Array, Array]:
+        xp = array_namespace(c)
+        t = delta / xp.maximum(xp.max(c), delta * xp.max(xp.ones_like(c)))
+        return 1 - t * c, t
+
+    return curve

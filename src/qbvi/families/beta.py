@@ -22,7 +22,36 @@ _ALMOST_ONE = np.nextafter(1.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Beta(ExponentialFamily):
+class _Concentrations(ExponentialFamily):
+    """Logarithms of probabilities as statistics: ``lam = c - 1`` for concentrations c."""
+
+    def one_log_normaliser(self, lam: Floats) -> Floats:
+        """Log of the multivariate beta function."""
+        c = lam + 1
+        return np.asarray(np.sum(gammaln(c), axis=-1) - gammaln(np.sum(c, axis=-1)))
+
+    def one_mean_parameter(self, lam: Floats) -> Floats:
+        """digamma(c) - digamma(sum of c)."""
+        c = lam + 1
+        return np.asarray(digamma(c) - digamma(np.sum(c, axis=-1, keepdims=True)))
+
+    def one_fisher(self, lam: Floats) -> Floats:
+        """diag(trigamma(c)) - trigamma(sum of c)."""
+        c = lam + 1
+        total = polygamma(1, np.sum(c, axis=-1))
+        return np.asarray(np.eye(c.shape[-1]) * polygamma(1, c)[..., None] - total[..., None, None])
+
+    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
+        """Whether the concentrations are positive."""
+        return np.asarray(np.all(lam > -1, axis=-1))
+
+    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
+        """Concentrations must stay positive."""
+        return np.asarray(np.max(-update / (lam + 1), axis=-1))
+
+
+@dataclass(frozen=True)
+class Beta(_Concentrations):
     r"""Beta: :math:`\phi = (\log x, \log(1 - x))`, :math:`\lambda = (\alpha - 1, \beta - 1)`.
 
     Examples
@@ -44,31 +73,11 @@ class Beta(ExponentialFamily):
         x = np.clip(x, _TINY, _ALMOST_ONE)
         return np.concatenate([np.log(x), np.log1p(-x)], axis=-1)
 
-    def one_log_normaliser(self, lam: Floats) -> Floats:
-        """Log of the beta function."""
-        return _log_multivariate_beta(lam + 1)
-
-    def one_mean_parameter(self, lam: Floats) -> Floats:
-        """(digamma(alpha), digamma(beta)) - digamma(alpha + beta)."""
-        return _mean_log(lam + 1)
-
-    def one_fisher(self, lam: Floats) -> Floats:
-        """diag(trigamma(alpha), trigamma(beta)) - trigamma(alpha + beta)."""
-        return _cov_log(lam + 1)
-
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Beta quantiles at the probabilities of the normals, kept off 0 and 1."""
         alpha, beta = lam[..., :1] + 1, lam[..., 1:] + 1
         lower, upper = betaincinv(alpha, beta, ndtr(z)), betainccinv(alpha, beta, ndtr(-z))
         return np.asarray(np.clip(np.where(z > 0, upper, lower), _TINY, _ALMOST_ONE))
-
-    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Whether alpha and beta are positive."""
-        return np.asarray(np.all(lam > -1, axis=-1))
-
-    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """Alpha and beta must stay positive."""
-        return np.asarray(np.max(-update / (lam + 1), axis=-1))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
         """``alpha / s`` and ``alpha beta / (s^2 (s + 1))``, where ``s = alpha + beta``."""
@@ -92,7 +101,7 @@ class Beta(ExponentialFamily):
 
 
 @dataclass(frozen=True)
-class Dirichlet(ExponentialFamily):
+class Dirichlet(_Concentrations):
     r"""Dirichlet over ``k`` probabilities: :math:`\phi_i = \log x_i`, :math:`\lambda_i = c_i - 1`.
 
     A value holds all ``k`` probabilities. Its density is that of the first ``k - 1``.
@@ -127,30 +136,10 @@ class Dirichlet(ExponentialFamily):
         """``log x``."""
         return bounded_log(x)
 
-    def one_log_normaliser(self, lam: Floats) -> Floats:
-        """Log of the multivariate beta function."""
-        return _log_multivariate_beta(lam + 1)
-
-    def one_mean_parameter(self, lam: Floats) -> Floats:
-        """digamma(c) - digamma(sum of c)."""
-        return _mean_log(lam + 1)
-
-    def one_fisher(self, lam: Floats) -> Floats:
-        """diag(trigamma(c)) - trigamma(sum of c)."""
-        return _cov_log(lam + 1)
-
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Gamma quantiles over their sum, on the log scale so that none underflows."""
         log_gamma = log_gamma_quantile(lam + 1, z)
         return np.asarray(np.maximum(np.exp(log_gamma - logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY))
-
-    def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
-        """Whether the concentrations are positive."""
-        return np.asarray(np.all(lam > -1, axis=-1))
-
-    def one_way_out(self, lam: Floats, update: Floats) -> Floats:
-        """Concentrations must stay positive."""
-        return np.asarray(np.max(-update / (lam + 1), axis=-1))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
         """Mean ``c / s`` and covariance ``(diag(mean) - mean mean') / (s + 1)``, ``s = sum(c)``."""
@@ -184,19 +173,6 @@ class Dirichlet(ExponentialFamily):
     def one_fields(cls, parameters: Mapping[str, Any]) -> dict[str, int]:
         """The number of probabilities."""
         return {"k": np.shape(parameters["concentration"])[-1]}
-
-
-def _log_multivariate_beta(c: Floats) -> Floats:
-    return np.asarray(np.sum(gammaln(c), axis=-1) - gammaln(np.sum(c, axis=-1)))
-
-
-def _mean_log(c: Floats) -> Floats:
-    return np.asarray(digamma(c) - digamma(np.sum(c, axis=-1, keepdims=True)))
-
-
-def _cov_log(c: Floats) -> Floats:
-    total = polygamma(1, np.sum(c, axis=-1))
-    return np.asarray(np.eye(c.shape[-1]) * polygamma(1, c)[..., None] - total[..., None, None])
 
 
 def _total(mean: Floats, sd: Floats) -> Floats:

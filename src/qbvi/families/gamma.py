@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, gammainccinv, gammaincinv, gammaln, log_ndtr, ndtr, polygamma
 
 from qbvi.families.exponential import ExponentialFamily
+from qbvi.families.own_statistic import OwnStatistic
 
 __all__ = ["Exponential", "Gamma", "InverseGamma"]
 
@@ -176,7 +177,7 @@ class InverseGamma(ExponentialFamily):
 
 
 @dataclass(frozen=True)
-class Exponential(ExponentialFamily):
+class Exponential(OwnStatistic):
     r"""Exponential: :math:`\phi = x`, :math:`\lambda = -\mathrm{rate}`.
 
     Examples
@@ -186,15 +187,6 @@ class Exponential(ExponentialFamily):
     """
 
     parameter_names: ClassVar[tuple[str, ...]] = ("rate",)
-
-    @property
-    def n_statistics(self) -> int:
-        """One."""
-        return 1
-
-    def one_statistics(self, x: Floats) -> Floats:
-        """``x``."""
-        return x
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """-log rate."""
@@ -220,10 +212,6 @@ class Exponential(ExponentialFamily):
     def one_way_out(self, lam: Floats, update: Floats) -> Floats:
         """The rate must stay positive."""
         return (update / -lam)[..., 0]
-
-    def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
-        """``1 / rate`` and ``1 / rate^2``."""
-        return -1 / lam, (1 / lam**2)[..., None]
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The distribution with this mean; its standard deviation equals the mean."""

@@ -48,7 +48,22 @@ class RidgeRules:
     held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
     gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
     fewest_points: int = 2  # finite values per free coefficient below which the start is rescaled
-    fewest_fresh: int = 10  # evaluations for each fresh draw at the end
+    evals_per_fresh: int = 10  # evaluations for each fresh draw at the end
+    # Draws of one iteration: one for each coefficient up to the first number, then a share of them,
+    # within the next two. Below these a batch tells little, above them it is dear.
+    every_coefficient: int = 1024
+    coefficients_per_draw: int = 5
+    fewest_draws: int = 128
+    most_draws: int = 8192
+    # Draws that are remembered: so many for each coefficient, within the bounds; but never fewer
+    # than twice the coefficients.
+    remembered: int = 8
+    fewest_remembered: int = 4096
+    most_remembered: int = 20480
+    least_remembered: int = 2
+    iterations: int = 200  # after which a fit that has not converged ends
+    group: int = 8  # `n_samples` is a multiple: mirror pairs, of which a quarter is held out ...
+    fewest_groups: int = 2  # ... and at least so many
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -117,14 +132,16 @@ class Ridge(Algorithm):
     def __post_init__(self) -> None:
         for name in ("tol", "initial_scale"):
             positive_number(name, getattr(self, name))
-        if self.n_samples is not None and (self.n_samples < 16 or self.n_samples % 8):
+        group = self.ridge_rules.group
+        least = group * self.ridge_rules.fewest_groups
+        if self.n_samples is not None and (self.n_samples < least or self.n_samples % group):
             msg = (
-                "`n_samples` must be a multiple of 8, as a quarter of the pairs is held out, and at least 16, "
+                f"`n_samples` must be a multiple of {group}, as a quarter of the pairs is held out, and at least {least}, "
                 f"got {self.n_samples}"
             )
             raise ValueError(msg)
-        if self.n_remembered is not None and self.n_remembered < (self.n_samples or 16):
-            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples or 16}, got {self.n_remembered}"
+        if self.n_remembered is not None and self.n_remembered < (self.n_samples or least):
+            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples or least}, got {self.n_remembered}"
             raise ValueError(msg)
 
     @property
@@ -156,12 +173,12 @@ class Ridge(Algorithm):
 
         Few different numbers occur that way, and each of them is compiled once.
         """
-        tenth = max(n_evals, 1) / (self.ridge_rules.fewest_fresh * self.n_fresh)
+        tenth = max(n_evals, 1) / (self.ridge_rules.evals_per_fresh * self.n_fresh)
         return int(self.n_fresh * 2 ** max(0, round(math.log2(tenth))))
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends: 200 iterations."""
-        return 200 * self._draws(d)
+        return self.ridge_rules.iterations * self._draws(d)
 
     def start_scale(self, scale: Array) -> Array:
         """A fraction of the prior's standard deviations."""
@@ -206,13 +223,15 @@ class Ridge(Algorithm):
     def _draws(self, d: int) -> int:
         if self.n_samples is not None:
             return self.n_samples
-        k = d * (d + 3) / 2
-        return int(2 ** round(math.log2(min(max(min(k, 1024), k / 5, 128), 8192))))
+        rule, k = self.ridge_rules, d * (d + 3) / 2
+        wanted = max(min(k, rule.every_coefficient), k / rule.coefficients_per_draw, rule.fewest_draws)
+        return int(2 ** round(math.log2(min(wanted, rule.most_draws))))
 
     def _memory(self, d: int) -> int:
         """Draws to remember: a whole number of batches."""
-        k, n = d * (d + 3) // 2, self._draws(d)
-        wanted = self.n_remembered or max(4096, min(8 * k, max(20480, 2 * k)))
+        rule, k, n = self.ridge_rules, d * (d + 3) // 2, self._draws(d)
+        most = max(rule.most_remembered, rule.least_remembered * k)
+        wanted = self.n_remembered or max(rule.fewest_remembered, min(rule.remembered * k, most))
         return n * max(1, math.ceil(wanted / n))
 
     def _trusted(self, state: RidgeState, fresh: _Fresh) -> tuple[LastStep, Array]:

@@ -47,7 +47,7 @@ def run(settings: Settings) -> Report:
 def _all_times(model: Any, prior: Any, settings: Settings) -> dict[str, Floats]:
     runs = range(settings.effort.timing_runs)
     methods = gaussian_methods(model.gradient, settings.effort)
-    del methods["QBVI as printed"], methods[DEFAULT]
+    del methods["QBVI literal"], methods[DEFAULT]
     times = {
         name: [_iterations(model, prior, method, family, seed) for seed in runs]
         for name, (method, family) in methods.items()

@@ -11,8 +11,9 @@ from qbvi.cli.tabular.recipe import Recipe, Scores
 from qbvi.cli.tabular.regressions import RegressionRecipe
 from qbvi.cli.tabular.series import SeriesRecipe
 from qbvi.cli.tabular.table import TableError
-from qbvi.results import Fit, Summary
+from qbvi.results import Fit
 from qbvi.storage import load, read_facts, save
+from qbvi.summary import Summary
 
 __all__ = ["POSTERIOR", "SavedPosterior", "read_posterior", "save_posterior"]
 

@@ -6,13 +6,13 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
 from qbvi.cli.tabular.posterior import SavedPosterior
 from qbvi.cli.tabular.recipe import Scores
 
-__all__ = ["one_line", "print_posterior", "print_table", "printable", "silence"]
+__all__ = ["exit_status", "one_line", "print_posterior", "print_table", "printable"]
 
 Cells = Sequence[Sequence[str]]  # rows of equal length, the header first
 
@@ -44,6 +44,22 @@ def print_table(cells: Cells, stream: TextIO) -> None:
         print("\n".join(_plain(cells)), file=stream)
 
 
+def exit_status(command: str, work: Callable[[], object]) -> int:
+    """Do the work of a command: 0 if it was done, 2 if the request is invalid, with the reason printed.
+
+    A reader that has closed the pipe, such as ``head``, is no error: further output is discarded.
+    """
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"qbvi {command}: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def one_line(error: BaseException) -> str:
     """The message of an error, in one line."""
     return printable(" ".join(str(error).split())) or type(error).__name__
@@ -58,11 +74,6 @@ def printable(text: str) -> str:
     'age?[2J'
     """
     return "".join(mark if mark.isprintable() or mark == "\n" else "?" for mark in text)
-
-
-def silence(stream: TextIO) -> None:
-    """Discard further output to a reader that has closed the pipe, such as ``head``."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _draws_tables(stream: TextIO) -> bool:

@@ -1,0 +1,183 @@
+"""Report and Trace: how a posterior was found, and whether to trust it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
+from qbvi.evaluate.failures import Failure
+from qbvi.stopping import Stop, StopKind
+
+__all__ = ["Report", "Trace"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """History of a fit, with one entry per iteration.
+
+    Attributes
+    ----------
+    n_evals : array (T,)
+        Evaluations of the user's function so far.
+    elbo, elbo_smooth : array (T,)
+        Estimate of the lower bound from the draws of the iteration, and its moving average.
+    step, grad_norm, seconds : array (T,)
+        Length of the step, norm of the direction, and time since the start.
+    mean, sd : array (T, d)
+        Moments of the approximation, on the unconstrained scale.
+    gap : array (T,)
+        Nats that the method expects to gain after the step; NaN if it makes no prediction.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> one = np.array([1.0, 2.0])
+    >>> mean, sd = np.zeros((2, 3)), np.ones((2, 3))
+    >>> trace = Trace(100 * one, -9 / one, -9 / one, one, one, one, mean, sd)
+    >>> trace
+    Trace of 2 iterations, 200 evaluations: elbo from -9 to -4.5
+      n_evals, elbo, elbo_smooth, step, grad_norm, seconds, gap (2,); mean, sd (2, 3)
+    >>> trace["elbo"]
+    array([-9. , -4.5])
+    """
+
+    n_evals: NDArray[np.int64]
+    elbo: Floats
+    elbo_smooth: Floats
+    step: Floats
+    grad_norm: Floats
+    seconds: Floats
+    mean: Floats
+    sd: Floats
+    gap: Floats = None  # type: ignore[assignment]  # set in __post_init__
+
+    def __post_init__(self) -> None:
+        length = len(self.n_evals)
+        if self.gap is None:
+            object.__setattr__(self, "gap", np.full(length, np.nan))
+        for name in self.names():
+            array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
+            if not array.size and length == 0:
+                array = array.reshape(0, 0) if name in ("mean", "sd") else array
+            if array.ndim != (2 if name in ("mean", "sd") else 1) or len(array) != length:
+                msg = f"`{name}` must have one entry for each of the {length} iterations, got shape {array.shape}"
+                raise ValueError(msg)
+            array.flags.writeable = False
+            object.__setattr__(self, name, array)
+
+    @classmethod
+    def empty(cls) -> Trace:
+        """Return the trace of no iterations."""
+        none = np.empty(0)
+        return cls(np.empty(0, dtype=np.int64), none, none, none, none, none, none, none)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Names of the arrays."""
+        return tuple(item.name for item in fields(cls))
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self.names():
+            msg = f"a trace has {', '.join(self.names())}; got {name!r}"
+            raise KeyError(msg)
+        array: NDArray[Any] = getattr(self, name)
+        return array
+
+    def __len__(self) -> int:
+        return len(self.n_evals)
+
+    def __repr__(self) -> str:
+        if not len(self):
+            return "Trace of 0 iterations"
+        flat = ", ".join(name for name in self.names() if self[name].ndim == 1)
+        return (
+            f"Trace of {len(self):,} iterations, {self.n_evals[-1]:,} evaluations: "
+            f"elbo from {self.elbo[0]:.6g} to {self.elbo[-1]:.6g}\n"
+            f"  {flat} ({len(self)},); mean, sd {self.mean.shape}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Results and diagnostics of a fit, apart from the posterior.
+
+    Attributes
+    ----------
+    elbo, elbo_se
+        Lower bound and its standard error, from fresh draws of the final approximation.
+    khat
+        Pareto k-hat of the importance ratios of those draws; NaN if not available.
+    converged, stop_reason, stop_kind
+        Whether the stopping rule was satisfied, and why the fit ended: in a sentence, and as a kind
+        that programs can compare.
+    n_evals, n_iterations, seconds
+        Numbers of evaluations and iterations, and run time.
+    failures
+        All evaluations without a usable number.
+    trace
+        One entry per iteration.
+    seed, method
+        Seed and method, to repeat the fit.
+    notes
+        Advice, in plain sentences.
+    khat_draws
+        Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
+    backend
+        Array library, device and dtype that the fit ran on.
+
+    Examples
+    --------
+    >>> Report(elbo=-3.2, khat=0.68, khat_draws=1000).khat_verdict
+    'doubtful, above 0.67: the tails of the posterior are not matched'
+    >>> Report(elbo=-3.2, khat=1.1, khat_draws=100).khat_verdict
+    'unknown: 100 draws determine it only to within about 0.5'
+    """
+
+    elbo: float = math.nan
+    elbo_se: float = math.nan
+    khat: float = math.nan
+    converged: bool = False
+    stop_reason: str = StopKind.BY_HAND.sentence
+    n_evals: int = 0
+    n_iterations: int = 0
+    failures: tuple[Failure, ...] = ()
+    trace: Trace = field(default_factory=lambda: Trace.empty())
+    seconds: float = 0.0
+    seed: int | None = None
+    method: str = ""
+    notes: tuple[str, ...] = ()
+    khat_draws: int | None = None
+    backend: str = "numpy on cpu, float64"
+    stop_kind: StopKind = StopKind.BY_HAND
+
+    def ended(self, stop: Stop) -> Report:
+        """The same report with another ending."""
+        return replace(self, converged=stop.converged, stop_reason=stop.reason, stop_kind=stop.kind)
+
+    @property
+    def khat_limit(self) -> float:
+        """Largest good k-hat: 0.7, and less with fewer than about 2,200 draws."""
+        if self.khat_draws is None:
+            return KHAT_LIMIT
+        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), KHAT_LIMIT)
+
+    @property
+    def khat_verdict(self) -> str:
+        """What k-hat means, in words."""
+        if math.isnan(self.khat):
+            return "not available"
+        if self.khat < self.khat_limit:
+            return f"good, below {self.khat_limit:.2g}"
+        if self.khat < 1:
+            return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
+        error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
+        if self.khat_draws is not None and not is_khat_bad(self.khat, self.khat_draws):
+            return f"unknown: {self.khat_draws} draws determine it only to within about {error:.1f}"
+        return "bad, above 1: means and intervals may be far off"

@@ -1,0 +1,147 @@
+"""Summary: the table of a posterior, and the lines of diagnostics above it."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from qbvi.report import Report
+
+__all__ = ["Row", "Summary", "aligned", "cells_of", "diagnostic_lines"]
+
+
+class Row(NamedTuple):
+    """One line of a summary."""
+
+    parameter: str
+    mean: float
+    sd: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """A table of the posterior, with one `Row` per entry; it prints the diagnostics above it.
+
+    Examples
+    --------
+    >>> rows = (Row("beta", 1.234567, 0.5, 0.25, 2.25), Row("sigma", 20.0, 0.04, 19.9, 20.1))
+    >>> table = Summary(rows, 0.95)
+    >>> table
+             mean     sd     2.5 %  97.5 %
+    beta    1.235  0.500   0.250   2.250
+    sigma  20.0000 0.0400 19.9000 20.1000
+    >>> [row.parameter for row in table]
+    ['beta', 'sigma']
+    """
+
+    rows: tuple[Row, ...]
+    interval: float
+    header: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, parameter: int | str) -> Row:
+        if isinstance(parameter, int):
+            return self.rows[parameter]
+        for row in self.rows:
+            if row.parameter == parameter:
+                return row
+        msg = f"no entry is called {parameter!r}; the first are {', '.join(row.parameter for row in self.rows[:5])}"
+        raise KeyError(msg)
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The table as text, header first.
+
+        Numbers have as many decimals as three significant digits of their row's standard
+        deviation.
+        """
+        return [("", *self._columns()), *((row.parameter, *cells_of(row)) for row in self.rows)]
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas.DataFrame, with columns mean, sd, lower, upper."""
+        try:
+            pd = importlib.import_module("pandas")
+        except ImportError as error:
+            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
+            raise ImportError(msg) from error
+        return pd.DataFrame(self.rows, columns=list(Row._fields)).set_index("parameter")
+
+    def __repr__(self) -> str:
+        head, *body = self.cells()
+        table = aligned(body, head)
+        notes = [f"Note: {note}" for note in self.notes]
+        return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in ("", *self._columns()))
+        body = "".join(
+            f"<tr><th>{html.escape(row.parameter)}</th>"
+            + "".join(f"<td>{cell}</td>" for cell in cells_of(row))
+            + "</tr>"
+            for row in self.rows
+        )
+        above = "<br>".join(html.escape(line) for line in self.header)
+        below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
+        return f"<p>{above}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+
+    def _columns(self) -> tuple[str, ...]:
+        ends = (50 * (1 - self.interval), 50 * (1 + self.interval))
+        return ("mean", "sd", *(f"{end:.4g} %" for end in ends))
+
+
+def diagnostic_lines(report: Report) -> list[str]:
+    """The diagnostics, in four lines."""
+    share = len(report.failures) / max(report.n_evals, 1)
+    failed = f", {len(report.failures):,} failed ({share:.1%})" if report.failures else ""
+    return [
+        f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
+        f"k-hat        {report.khat:.2f} ({report.khat_verdict})",
+        f"evaluations  {report.n_evals:,} in {report.n_iterations:,} iterations, {report.seconds:.3g} s{failed}",
+        f"converged    {'yes' if report.converged else 'NO'}: {report.stop_reason}",
+    ]
+
+
+def _with_error(value: float, error: float) -> str:
+    decimals = min(_decimals(error, 2), 6)  # an exact fit has no error worth sixteen digits
+    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+
+
+def _decimals(scale: float, digits: int) -> int:
+    """Decimals that show ``scale`` to ``digits`` significant digits."""
+    if not (math.isfinite(scale) and scale > 0):
+        return 3
+    return max(0, digits - 1 - math.floor(math.log10(scale)))
+
+
+def cells_of(row: Row) -> tuple[str, ...]:
+    """Numbers of a row, to three significant digits of its standard deviation."""
+    decimals = _decimals(row.sd, 3)
+    largest = max(abs(number) for number in row[1:])
+    if decimals > 6 or largest >= 1e7:
+        return tuple(f"{number:.4g}" for number in row[1:])
+    return tuple(f"{number:.{decimals}f}" for number in row[1:])
+
+
+def aligned(rows: Sequence[tuple[str, ...]], head: tuple[str, ...]) -> list[str]:
+    """Align cells in columns: the first to the left, numbers at their decimal points."""
+    names, *numbers = zip(*rows, strict=True)
+    columns = [[head[0], *names], *([title, *_on_point(cells)] for title, cells in zip(head[1:], numbers, strict=True))]
+    widths = [max(len(cell) for cell in column) for column in columns]
+    lines = [zip(line, widths, strict=True) for line in zip(*columns, strict=True)]
+    return ["  ".join(c.rjust(w) if j else c.ljust(w) for j, (c, w) in enumerate(line)).rstrip() for line in lines]
+
+
+def _on_point(cells: Sequence[str]) -> list[str]:
+    tails = [len(cell) - cell.find(".") if "." in cell else 0 for cell in cells]
+    return [cell + " " * (max(tails) - tail) for cell, tail in zip(cells, tails, strict=True)]
