@@ -1,15 +1,19 @@
-"""Which reading of the paper gives its tables: exact gaps in nats, all seeds of a reading in one batch of arrays.
+"""Which reading of the paper gives its tables: exact gaps in nats, all seeds of a reading in a batch.
 
-The text of Magris, Shabani and Iosifidis (2022) leaves open how the control variate is estimated, what it controls, where the
-iterations start, what clipping and momentum act on, how positive definiteness is kept, and which iterate is reported. A `Reading` is
-one choice of each; `READINGS` lists those that are tried, under the place in the paper that allows them.
+The text of Magris, Shabani and Iosifidis (2022) leaves open how the control variate is estimated,
+what it controls, where the iterations start, what clipping and momentum act on, how positive
+definiteness is kept, and which iterate is reported. A `Reading` is one choice of each. `READINGS`
+lists those that are tried, under the place in the paper that allows them.
 
-Each cell of the table has the exact gap of the reported iterate to the best member of the family (median of the seeds), in
-parentheses the largest gap, and after the slash what the paper's way of reporting prints: the nats by which the best smoothed bound
-is below the best member, negative where it is above it.
+Each cell of the table has three numbers:
 
-Run: ``python benchmarks/paper_readings.py [--data DIR] [--seeds 10] [--workers 2] [--screen]``. With ``--screen`` every reading
-runs on Labour alone with three seeds.
+- the exact gap of the reported iterate to the best member of the family, median of the seeds;
+- in parentheses, the largest gap;
+- after the slash, what the paper's way of reporting prints: the nats by which the best smoothed
+  bound is below the best member, negative where it is above it.
+
+Run: ``python benchmarks/paper_readings.py [--data DIR] [--seeds 10] [--workers 2] [--screen]``.
+With ``--screen`` every reading runs on Labour alone with three seeds.
 """
 
 from __future__ import annotations
@@ -594,7 +598,7 @@ def _reporting(columns: list[tuple[str, str]], futures: Any, label: str) -> None
 
 
 def unfinished(folder: Path | None, seeds: int) -> list[tuple[int, float]]:
-    """The iteration at which the diagonal means of Credit are nearest to the published ones, and the largest difference there."""
+    """When the diagonal means of Credit are nearest to the published ones, and how near."""
     given = _problem("Credit", "diagonal", folder)
     runs = iterate(given, NEAREST, seeds)
     off = np.abs(runs.mean - np.array(CREDIT["QBVI diagonal"][: given.d])).max(axis=2)
@@ -602,10 +606,11 @@ def unfinished(folder: Path | None, seeds: int) -> list[tuple[int, float]]:
 
 
 def same_draw_bias(reading: Reading, batches: int = 40_000) -> tuple[float, float]:
-    """What coefficients from the same draws cost on Labour: at the best Gaussian, where the gradient is zero, nats of bias and of noise.
+    """Nats of bias and of noise at the best Gaussian of Labour, where the gradient is zero.
 
-    In whitened coordinates a gradient (b, C) is worth |b|^2 / 2 + |C|^2 / 4 nats. The first number is that of the mean of all batches, less
-    what chance leaves of it; the second is the mean over single batches.
+    In whitened coordinates a gradient (b, C) is worth |b|^2 / 2 + |C|^2 / 4 nats. The first number
+    is that of the mean of all batches, less what chance leaves of it; the second is the mean over
+    single batches.
     """
     given = _problem("Labour", "full", None)
     rng = np.random.default_rng(1)

@@ -1,7 +1,8 @@
 """How far the paper's settings end from the best Gaussian: exact gaps in nats, ten seeds.
 
-The library's own `qbvi.paper` in both readings, and the same hyper-parameters with a centred control variate and with the
-residual estimator. Run: ``python benchmarks/paper_settings.py [--seeds 10]``. `paper_readings.py` tries what else the text allows.
+The library's own `qbvi.paper` in both readings, and the same hyper-parameters with a centred
+control variate and with the residual estimator. `paper_readings.py` tries what else the text
+allows. Run: ``python benchmarks/paper_settings.py [--seeds 10]``.
 """
 
 from __future__ import annotations

@@ -218,18 +218,21 @@ def _listed(value: Any) -> Sequence[Any]:
 def paper(reading: str = "nearest", **changes: Any) -> QBVI:
     """The paper's algorithm with its table of hyper-parameters.
 
-    The text leaves open how the control variate is estimated. `docs/reproduce.md` lists the readings that were tried and how far from the best
-    Gaussian each of them ends.
+    The text leaves open how the control variate is estimated. ``docs/reproduce.md`` lists the
+    readings that were tried and how far from the best Gaussian each of them ends.
 
-    The prior of that table, N(0, 5), is an argument of `qbvi.fit`: ``prior=qbvi.Normal(0, 5**0.5, shape=d)``. The step is the
-    paper's bound on the rate, which is the plain update wherever that one is valid.
+    The prior of that table, N(0, 5), is an argument of `qbvi.fit`:
+    ``prior=qbvi.Normal(0, 5**0.5, shape=d)``. The step is the paper's bound on the rate, which is
+    the plain update wherever that one is valid.
 
     Parameters
     ----------
     reading
-        - ``"nearest"``: the reading that comes nearest to the published tables. The control variate acts on the whole bound, its coefficient is
-          a ratio of sample moments (`qbvi.ResidualControlVariate`).
-        - ``"literal"``: the control variate as printed, of the log-likelihood alone and with a closed-form variance (`qbvi.ControlVariate`).
+        - ``"nearest"``: the reading nearest to the published parameters. The control variate acts
+          on the whole bound, and its coefficient is a ratio of sample moments
+          (`qbvi.ResidualControlVariate`).
+        - ``"literal"``: the control variate as printed, of the log-likelihood alone and with a
+          closed-form variance (`qbvi.ControlVariate`).
     **changes
         Parts of `qbvi.QBVI` to replace.
 

@@ -13,23 +13,27 @@ __all__ = ["ResidualControlVariate"]
 
 @dataclass(frozen=True)
 class ResidualControlVariate:
-    r"""The score as control variate of the residual ``h = log p(y, theta) - log q(theta)``: the reading nearest to the paper's tables.
+    r"""The score as control variate of the residual ``h = log p(y, theta) - log q(theta)``.
 
     .. math::
         \hat g = \frac1n \sum_s \nabla_m \log q(\theta_s)\, (h_s - c), \qquad
-        c = \frac{\sum_i \mathrm{Cov}(\nabla_{m_i} \log q\, h,\; \nabla_{m_i} \log q)}{\sum_i \mathrm{Var}(\nabla_{m_i} \log q)}
+        c = \frac{\sum_i \mathrm{Cov}(\nabla_{m_i} \log q\, h,\; \nabla_{m_i} \log q)}
+                 {\sum_i \mathrm{Var}(\nabla_{m_i} \log q)}
 
-    This is equation ci_star with three choices that the text leaves open:
+    This is the paper's equation ci_star with three choices that its text leaves open:
 
-    - The variate controls the whole bound, prior and entropy included, as the `Residual` estimator does. At a perfect fit ``h`` is constant and the
-      noise is zero.
-    - Covariance and variance are both of the draws. The ratio then follows a constant in ``h`` exactly, which a closed-form variance does not.
-    - One number ``c`` serves all coordinates, so the noise of the mean does not depend on where the origin is.
+    - The variate controls the whole bound, prior and entropy included, as the `Residual`
+      estimator does. At a perfect fit ``h`` is constant and the noise is zero.
+    - Covariance and variance are both of the draws. The ratio then follows a constant in ``h``
+      exactly, which a closed-form variance does not.
+    - One number ``c`` serves all coordinates, so the noise of the mean does not depend on where
+      the origin is.
 
-    The coefficient comes from the previous draws, so the estimator is unbiased. From the same draws it would not be: its expectation is
-    off by :math:`-\mathrm{Cov}(c, \frac1n \sum_s \nabla_m \log q(\theta_s))`, and since the error of ``c`` is a mean over the same n draws,
-    that is of order 1/n. At the best Gaussian of the Labour data, with 100 draws, this bias is worth 7e-7 nats beside 0.006 nats of noise
-    (`benchmarks/paper_readings.py`).
+    The coefficient comes from the previous draws, so the estimator is unbiased. From the same
+    draws it would be off by :math:`-\mathrm{Cov}(c, \frac1n \sum_s \nabla_m \log q(\theta_s))`.
+    The error of ``c`` is a mean over the same n draws, so that is of order 1/n. At the best
+    Gaussian of the Labour data, with 100 draws, it is worth 7e-7 nats, where the noise of one
+    estimate is worth 0.006 (``benchmarks/paper_readings.py``).
 
     Examples
     --------
@@ -47,7 +51,7 @@ class ResidualControlVariate:
         xp = array_namespace(q)
         score = family.score(q, batch.theta)
         direction = xp.mean(score * (batch.h - memory)[:, None], axis=0)
-        # Centred first: the ratio of sample moments moves along with a constant, and no digits are lost.
+        # Centred first: the ratio of sample moments moves with a constant, and no digits are lost.
         centre = xp.mean(batch.h)
         weighted = score * (batch.h - centre)[:, None]
         mean = xp.mean(score, axis=0)

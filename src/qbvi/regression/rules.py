@@ -2,9 +2,10 @@ r"""The rule book of the default method: every rule once, with its numbers and t
 
 Each rule is a frozen dataclass. Its fields are the numbers. Its methods are the rule as array
 functions, which the methods on the host (`gaussian`, `mean_field`) and the compiled one (`ridge`)
-share. `Rules` holds one of each. ``benchmarks/rules.py`` halves and doubles every number in turn,
-and prints the effect on evaluations and on the honesty of the result. A number whose comment names
-no other source was chosen by that table.
+share. `Rules` holds one of each. A number whose comment names no source was chosen on the problems
+of ``benchmarks/evaluations.py``. ``benchmarks/rules.py`` shows how much each one matters: it halves
+and doubles every number in turn, and prints the effect on evaluations and on the honesty of the
+result.
 """
 
 from __future__ import annotations

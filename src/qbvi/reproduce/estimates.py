@@ -68,14 +68,15 @@ class Estimate:
 
     @property
     def best_smoothed(self) -> float:
-        """What the paper's way of reporting prints: the largest of the smoothed bounds of the iterations."""
+        """What the paper's way of reporting prints: the largest of the smoothed bounds."""
         return math.nan if self.fit is None else float(np.nanmax(self.fit.trace.elbo_smooth))
 
 
 def gaussian_methods(gradient: Callable[..., Any], effort: Effort) -> dict[str, tuple[Any, str]]:
     """Method and family of each column of the paper, and our default.
 
-    The paper's loop stands here twice: "QBVI" is the reading nearest to the published tables, "QBVI literal" the control variate as printed.
+    The paper's loop stands here twice: "QBVI" is the reading nearest to the published tables,
+    "QBVI literal" has the control variate as printed.
 
     Examples
     --------
@@ -137,7 +138,7 @@ def beside_published(ours: Mapping[str, Estimate], paper: Mapping[str, Estimate]
 
 
 def heading(name: str, columns: Mapping[str, Estimate]) -> str:
-    """How a column is headed: one that has its published counterpart beside it says that it is our reading of the paper.
+    """How a column is headed: beside its published counterpart it is called our reading.
 
     Examples
     --------

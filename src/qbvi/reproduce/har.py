@@ -134,7 +134,7 @@ class _Experiment:
 
     @cached_property
     def published(self) -> dict[str, Estimate]:
-        """The paper's mean-field columns, with the exact bound of their parameters and the covariance of the best member."""
+        """The paper's mean-field columns, with their exact bounds at the best member's covariance."""
         return {name: self._as_published(name) for name in _MEAN_FIELD}
 
     @property

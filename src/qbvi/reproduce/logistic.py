@@ -95,7 +95,8 @@ class LogisticExperiment:
     def published(self) -> dict[str, Estimate]:
         """The paper's own QBVI, with the exact bound of its parameters.
 
-        It prints neither correlations nor, for the diagonal family, variances: those of the best Gaussian stand in for them.
+        It prints no correlations and, for the diagonal family, no variances. Those of the best
+        Gaussian stand in for them.
         """
         return {name: self._as_published(name, family) for name, family in _PAPERS.items()}
 
