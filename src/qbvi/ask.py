@@ -29,7 +29,6 @@ from qbvi.checkpoint import (
 )
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
-from qbvi.evaluate.policy import treatment_of
 from qbvi.families import Family
 from qbvi.methods import choose_budget, choose_method
 from qbvi.model import Model
@@ -124,6 +123,8 @@ class Ask:
     ) -> None:
         model, posterior = arrange(prior, family)
         algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
+        if init is None:
+            algorithm = algorithm.looking_at(model)
         self._run = Run(
             model=model,
             family=posterior,
@@ -318,7 +319,7 @@ class Ask:
             return value, noise_sd
 
         (outcome,) = Calls(function)(rows(self._last.points, [i]), (), (ShapeError,))
-        if outcome.failure is not None and treatment_of(outcome.failure, self._run.black_box.on_failure) == "raise":
+        if outcome.failure is not None and self._run.black_box.treatment(outcome.failure) == "raise":
             msg = f"point {self._first_id + i} has the value {outcome.failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
             raise EvaluationError(msg, outcome.failure)
         return outcome

@@ -42,7 +42,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
-    n_starts: int = 1,
+    n_starts: int | str = "auto",
     tol: float = 0.01,
     max_evals: int | None = None,
     max_time: float | None = None,
@@ -116,7 +116,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
         the centre of the prior.
     n_starts
-        Number of starts; all but the first are drawn from the prior. The best fit is returned.
+        ``"auto"``: one start and, if the log joint proves not to be log-concave on the way, one look
+        at the whole prior for a better start. One: no such look. More: so many complete fits; all
+        but the first start from draws from the prior, and the best fit is returned.
         ``max_evals`` and ``max_time`` are divided equally among the starts. If another start
         converges elsewhere with a bound within 10 nats of the best, the result does not count as
         converged.
@@ -196,8 +198,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     library = find_backend(backend, device, dtype)
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
-    n_starts = whole_number("n_starts", n_starts)
+    is_auto = n_starts == "auto"
+    n_starts = 1 if is_auto else whole_number("n_starts", n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
+    if is_auto and init is None:
+        algorithm = algorithm.looking_at(model)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}

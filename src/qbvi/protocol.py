@@ -76,6 +76,14 @@ class Algorithm(ABC):
         """The method adapted to this model; most methods do not depend on it."""
         return self
 
+    def looking_at(self, model: Model) -> Self:
+        """The method with leave to look at the model's whole prior for a start; most start where they are told."""
+        return self
+
+    def is_exploring(self, state: Any) -> bool:
+        """Whether the next points are a search for a start, where a failure of the function is no error."""
+        return False
+
     @abstractmethod
     def fresh_draws(self, n_evals: int) -> int:
         """Number of fresh draws for the bound and k-hat, after ``n_evals`` evaluations."""

@@ -377,6 +377,7 @@ class Run:
     def _values(self, theta: Array, rows: np.random.Generator) -> Generator[Request, Evaluations, Values]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
+        self.black_box.is_lenient = self.algorithm.is_exploring(self._state)
         evaluations = yield request
         self.number += 1
         self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))

@@ -24,7 +24,6 @@ from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.evaluate import Evaluations, Outcome
 from qbvi.evaluate.calls import blocks_of
-from qbvi.evaluate.policy import treatment_of
 from qbvi.families import Family
 from qbvi.naming import pick
 from qbvi.run import Request, Run, Snapshot, Unconstrained
@@ -213,7 +212,7 @@ class Checkpoint:
         fine = {
             i: outcome
             for i, outcome in outcomes.items()
-            if outcome.failure is None or treatment_of(outcome.failure, box.on_failure) != "raise"
+            if outcome.failure is None or box.treatment(outcome.failure) != "raise"
         }
         # A vectorised call may round differently for fewer points, so a call is kept whole or not
         # at all.

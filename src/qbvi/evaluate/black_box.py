@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure
-from qbvi.evaluate.policy import OnFailure, check_on_failure, excluded_value, floor_value, treatment_of
+from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
 from qbvi.points import Points, count, is_named, items, rows
 
 __all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
@@ -94,6 +94,7 @@ class BlackBox:
     n_evals: int = 0
     failures: list[Failure] = field(default_factory=list)
     runner: Runner | None = None
+    is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -137,6 +138,11 @@ class BlackBox:
             warn_if_not_a_log(raw[np.isfinite(raw)])
         return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
+    def treatment(self, failure: Failure) -> Treatment:
+        """What `on_failure` says about a failure; nothing raises while the box is lenient."""
+        treatment = treatment_of(failure, self.on_failure)
+        return "exclude" if self.is_lenient and treatment == "raise" else treatment
+
     def _evaluated(
         self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
     ) -> Iterator[tuple[int, Outcome]]:
@@ -173,7 +179,7 @@ class BlackBox:
             return evaluated
         values, ok, noise_sd = evaluated
         self.failures.extend(failures.values())
-        treatments = {i: treatment_of(failure, self.on_failure) for i, failure in failures.items()}
+        treatments = {i: self.treatment(failure) for i, failure in failures.items()}
         for i, treatment in treatments.items():
             if treatment == "raise":
                 raise self._error(failures[i], failures, ok)

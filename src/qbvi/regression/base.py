@@ -62,6 +62,7 @@ class Move(NamedTuple):
     gain: float  # predicted rise of the bound
     share: float  # length of the step, relative to the full step
     is_restricted: bool  # whether a rule limited its length, its mean or its precision
+    is_upward: bool = False  # whether the log joint was seen to curve upward: it is not log-concave
 
 
 @dataclass(frozen=True)

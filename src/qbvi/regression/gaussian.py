@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
-from qbvi.regression.base import Move, RegressionMethod
+from qbvi.model import Model
+from qbvi.protocol import Info, Values
+from qbvi.regression.base import Answer, Move, RegressionMethod
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by_bisection, repeated_share
+from qbvi.regression.look import Look, PriorScale
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.surrogate import HermiteRegression, Surrogate, Variances
@@ -78,6 +81,8 @@ class Regression(RegressionMethod):
         evaluations is used if that is more.
     window, keep
         As for `qbvi.QBVI`.
+    prior
+        Where to look for a better start if the log joint is not log-concave; `qbvi.fit` sets it.
     rules
         The numbers behind all decisions, see `qbvi.regression.rules`.
 
@@ -90,9 +95,55 @@ class Regression(RegressionMethod):
     True
     """
 
+    prior: PriorScale | None = field(default=None, repr=False)
+
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
         return isinstance(family, GaussianFamily)
+
+    def looking_at(self, model: Model) -> Self:
+        """Look at this model's prior where the log joint is not log-concave."""
+        return replace(self, prior=PriorScale.of(model))
+
+    def is_exploring(self, state: RegressionState) -> bool:
+        """Whether the next points are a look at the prior."""
+        return state.look is not None and not state.look.is_over
+
+    def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
+        """Draw mirror pairs from q or, during a look, points spread over the prior."""
+        if state.look is None or self.prior is None or state.look.is_over:
+            return super().ask(family, state, rng)
+        return state.look.ask(self.prior, self.rules.look, rng)
+
+    def tell(
+        self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
+        """Make one iteration, or one round of a look."""
+        if state.look is None or self.prior is None or state.look.is_over:
+            return super().tell(family, eta, state, theta, values)
+        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        state = state._replace(look=state.look.tell(theta, y, self.rules.look))
+        bound = math.nan if state.last_step is None else state.last_step.bound
+        return self._restarted(family, state, self.prior), Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
+
+    def _restarted(self, family: GaussianFamily, state: RegressionState, prior: PriorScale) -> RegressionState:
+        """Start again at the best point of a look, if that is better than all of the path."""
+        assert state.look is not None
+        point, top = state.look.top
+        if not state.look.is_over or not top > float(np.max(state.store.y)) + self.rules.look.better:
+            return state
+        fresh = self.init(family, family.start(point, self.start_scale(np.asarray(prior.scale))))
+        return state._replace(
+            q=fresh.q, variances=fresh.variances, radius=fresh.radius, last_step=None, misfit=1.0, n_effective=0.0
+        )
+
+    def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
+        """The state after a step; it looks at the prior where the log joint proved not to be log-concave."""
+        state = super()._moved(state, answer, move)
+        n, d = state.store.theta.shape
+        is_first = state.look is None and move.is_upward
+        is_next = state.look is not None and state.look.is_due_again(n, self.rules.look)
+        return state._replace(look=Look.begin(d, n)) if self.prior is not None and (is_first or is_next) else state
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -135,7 +186,12 @@ class Regression(RegressionMethod):
         # A step back is a sign of noise of its full length, so the gap uses the full step.
         gap = self._predicted_gap(family, answer, whole, state.misfit)
         gap = max(gap, float(self.rules.gap.still_to_come(step.kl, repeated)))
-        return _taken(family, state.q, step), gap
+        return self._taken(family, state.q, step), gap
+
+    def _taken(self, family: GaussianFamily, q: Array, step: WhitenedStep) -> Move:
+        is_upward = bool(step.upward > self.rules.look.convex_errors)
+        ending = step.kl, step.gain, step.share, bool(step.is_restricted), is_upward
+        return Move(step.apply(family, q), *ending)
 
     def _predicted_gap(self, family: GaussianFamily, answer: _Answer, step: WhitenedStep, misfit: float) -> float:
         """Nats that will be missing after the step; infinite if it cannot be the last step."""
@@ -181,7 +237,7 @@ class Regression(RegressionMethod):
             state = self._returned(state)
             answer = self._answer(family, state)
             step = longest_step(answer.surrogate, family, state.radius, self.rules.trust_region)
-            return self._moved(state, answer, _taken(family, state.q, step))
+            return self._moved(state, answer, self._taken(family, state.q, step))
         best = family.whiten(state.q, state.store.theta[[int(np.argmax(state.store.y))]])[0]
         eye = np.eye(family.dim)
         around = family.deform(state.q, best, eye, eye)
@@ -206,7 +262,3 @@ def longest_step(
     line = NaturalLine(Gradient(surrogate.b, surrogate.C, *errors), family, rules)
     point = longest_by_bisection(line.at, lambda p: bool(line.is_allowed(p, radius)), longest, rules.halvings)
     return line.step(point, longest)
-
-
-def _taken(family: GaussianFamily, q: Array, step: WhitenedStep) -> Move:
-    return Move(step.apply(family, q), step.kl, step.gain, step.share, bool(step.is_restricted))

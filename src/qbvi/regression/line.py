@@ -51,6 +51,7 @@ class WhitenedStep(NamedTuple):
     gain: Array  # () predicted rise of the bound
     left_behind: Array  # () nats lost in directions of small stiffness, where the step is limited
     is_restricted: Array  # () whether a rule limited its length, its mean or its precision
+    upward: Array  # () largest curvature of the log joint, in standard errors: positive where it curves upward
 
     @property
     def growth(self) -> Array:
@@ -144,7 +145,8 @@ class NaturalLine:
         left_behind = 0.5 * xp.sum(soft * (b / stiffness - b / soft) ** 2)
         is_restricted = (point.share < longest) | (xp.min(1 - self._r) < self._smallest) | (xp.max(c) >= 1)
         shift = self._mean_axes @ point.shift
-        ending = point.share, point.kl, point.gain, left_behind, is_restricted
+        error = xp.maximum(self._gradient.curvature_sd * self._d**0.5, self._rules.softest * ones[0])
+        ending = point.share, point.kl, point.gain, left_behind, is_restricted, (xp.max(c) - 1) / error
         return WhitenedStep(shift, self._axes, point.precision, *ending)
 
 

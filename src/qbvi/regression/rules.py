@@ -24,6 +24,7 @@ __all__ = [
     "GapPrediction",
     "Holdout",
     "LastStep",
+    "LookRule",
     "NoiseCheck",
     "Retreat",
     "Rules",
@@ -371,6 +372,36 @@ class VarianceSearch:
 
 
 @dataclass(frozen=True)
+class LookRule:
+    """When the method looks at the whole prior for a better start, and how long.
+
+    The numbers of points are those of the cross-entropy method in few dimensions: enough for a mean and a
+    spread of the best, a small part of what a fit costs.
+    """
+
+    # standard errors of C by which the log joint must curve upward: beyond, it is not log-concave
+    convex_errors: float = 5.0
+    first: int = 2  # rounds that the first, over the whole prior, is worth
+    fewest: int = 12  # points of one round, at least ...
+    points: int = 2  # ... and for each dimension
+    fewest_elite: int = 6  # best points that the next round is drawn around, at least ...
+    spare: int = 2  # ... and beyond one for each dimension
+    level: float = 3.0  # nats, for each dimension, within which the best points are equally good
+    most_rounds: int = 10
+    # nats by which the best point of the look must exceed the best of the path to be the new start
+    better: float = 3.0
+    again: float = 3.0  # factor by which evaluations must have grown since a look for another one
+
+    def batch(self, d: int) -> int:
+        """Points of one round."""
+        return max(self.fewest, self.points * d)
+
+    def elite(self, d: int) -> int:
+        """Points that the next round is drawn around."""
+        return max(self.fewest_elite, d + self.spare)
+
+
+@dataclass(frozen=True)
 class Rules:
     """All rules of the default method: the argument ``rules`` of `qbvi.Regression`."""
 
@@ -385,3 +416,4 @@ class Rules:
     credibility: Credibility = field(default_factory=Credibility)
     retreat: Retreat = field(default_factory=Retreat)
     escape: Escape = field(default_factory=Escape)
+    look: LookRule = field(default_factory=LookRule)

@@ -1,0 +1,90 @@
+"""A look at the prior: where to start from when the log joint may have several modes.
+
+A log-concave function has one mode, so its path to the top may begin anywhere. Where the regression
+finds a direction along which the log joint curves upward, beyond the error of that curvature, the
+function is not log-concave, and the mode that the path leads to may be one of several. Then, once, the
+method looks at the whole prior by the cross-entropy method (Rubinstein, 1999): points spread over the
+prior, and again and again new points from the mean and spread of the best ones, until these are about
+equally good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.model import Model
+from qbvi.random import Sobol
+from qbvi.regression.rules import LookRule
+
+__all__ = ["Look", "PriorScale"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class PriorScale:
+    """Centre and spread of the prior on the unconstrained scale: plain numbers, so that a method stays comparable."""
+
+    loc: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    @classmethod
+    def of(cls, model: Model) -> PriorScale | None:
+        """Those of a model's prior; None where a part of it is improper, or its posterior not on that scale."""
+        if any(p.is_native or not p.distribution.can_sample for p in model.parameters):
+            return None
+        loc, scale = model.initial()
+        return cls(tuple(loc.tolist()), tuple(scale.tolist()))
+
+
+class Look(NamedTuple):
+    """The points of a look so far, and their log joints."""
+
+    theta: Floats  # (N, d)
+    y: Floats  # (N,) minus infinity where the function failed
+    n_rounds: int
+    n_before: int  # evaluations of the fit before the look
+    is_over: bool
+
+    @classmethod
+    def begin(cls, d: int, n_before: int) -> Look:
+        """Nothing evaluated yet."""
+        return cls(np.empty((0, d)), np.empty(0), 0, n_before, False)
+
+    def ask(self, prior: PriorScale, rule: LookRule, rng: np.random.Generator) -> Floats:
+        """The next points: spread over the prior, then around the best (n, d)."""
+        d, n = len(prior.loc), rule.batch(len(prior.loc))
+        if not self.n_rounds:
+            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(rng, rule.first * n, d)
+        best = self.theta[self._best(rule)]
+        return np.asarray(best.mean(axis=0) + best.std(axis=0) * rng.standard_normal((n, d)))
+
+    def tell(self, theta: Floats, y: Floats, rule: LookRule) -> Look:
+        """Add the values of a round; the look is over when the best points are about equally good."""
+        d = theta.shape[1]
+        look = self._replace(
+            theta=np.concatenate([self.theta, theta]),
+            y=np.concatenate([self.y, y]),
+            n_rounds=self.n_rounds + 1,
+        )
+        best = look.y[look._best(rule)]
+        is_blind = not np.all(np.isfinite(best))
+        is_level = not is_blind and float(np.ptp(best)) < rule.level * d
+        return look._replace(is_over=is_blind or is_level or look.n_rounds >= rule.most_rounds)
+
+    def is_due_again(self, n_evals: int, rule: LookRule) -> bool:
+        """Whether a fit that still goes on has grown enough since for another look."""
+        return self.is_over and n_evals > rule.again * (self.n_before + len(self.y))
+
+    @property
+    def top(self) -> tuple[Floats, float]:
+        """The best point (d,), and its log joint."""
+        i = int(np.argmax(self.y))
+        return self.theta[i], float(self.y[i])
+
+    def _best(self, rule: LookRule) -> NDArray[np.int64]:
+        return np.argsort(-self.y, kind="stable")[: rule.elite(self.theta.shape[1])]
