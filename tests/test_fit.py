@@ -262,9 +262,11 @@ def test_same_seed_same_result_however_the_function_is_called(rng):
     f, _, _ = conjugate(rng)
     one = qbvi.fit(*as_vector(f)[:2], seed=5)
     two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5)
-    other = qbvi.fit(*as_vector(f)[:2], seed=6)
     np.testing.assert_array_equal(one.cov, two.cov)
-    assert one.elbo == two.elbo != other.elbo
+    assert one.elbo == two.elbo
+    # the default is exact here whatever the seed, to rounding; the bound of a method that averages draws shows them
+    averaged = [qbvi.fit(*as_vector(f)[:2], method=QUICK, seed=seed).elbo for seed in (5, 5, 6)]
+    assert averaged[0] == averaged[1] != averaged[2]
 
 
 def test_without_a_seed_the_fit_says_which_one_it_took(rng):
