@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import qbvi
+from oracles import labour
 from qbvi.model import Model
 from qbvi.regression.look import Look, PriorScale
 from qbvi.regression.rules import LookRule
@@ -57,6 +58,16 @@ def test_a_log_concave_posterior_pays_nothing(rng, seed):
     ]
     np.testing.assert_array_equal(fits[0].q, fits[1].q)
     assert fits[0].n_evals == fits[1].n_evals
+
+
+def test_a_first_batch_that_determines_no_curvature_proves_nothing():
+    """Sixteen points for 44 coefficients: with this seed the first regression of Labour seems to curve upward."""
+    problem = labour()
+    options = {"vectorized": True, "seed": 15}
+    fits = [
+        qbvi.fit(problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=8), n_starts=n, **options) for n in (1, "auto")
+    ]
+    np.testing.assert_array_equal(fits[0].q, fits[1].q)
 
 
 def test_a_failure_during_a_look_is_no_error():

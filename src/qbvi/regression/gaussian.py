@@ -186,10 +186,12 @@ class Regression(RegressionMethod):
         # A step back is a sign of noise of its full length, so the gap uses the full step.
         gap = self._predicted_gap(family, answer, whole, state.misfit)
         gap = max(gap, float(self.rules.gap.still_to_come(step.kl, repeated)))
-        return self._taken(family, state.q, step), gap
+        return self._taken(family, state.q, answer, step), gap
 
-    def _taken(self, family: GaussianFamily, q: Array, step: WhitenedStep) -> Move:
-        is_upward = bool(step.upward > self.rules.look.convex_errors)
+    def _taken(self, family: GaussianFamily, q: Array, answer: _Answer, step: WhitenedStep) -> Move:
+        # With fewer points than coefficients, C is mostly its prior, and so is its error.
+        is_determined = len(answer.regression.points.h) > self._n_coefficients(family)
+        is_upward = is_determined and bool(step.upward > self.rules.look.convex_errors)
         ending = step.kl, step.gain, step.share, bool(step.is_restricted), is_upward
         return Move(step.apply(family, q), *ending)
 
@@ -237,7 +239,7 @@ class Regression(RegressionMethod):
             state = self._returned(state)
             answer = self._answer(family, state)
             step = longest_step(answer.surrogate, family, state.radius, self.rules.trust_region)
-            return self._moved(state, answer, self._taken(family, state.q, step))
+            return self._moved(state, answer, self._taken(family, state.q, answer, step))
         best = family.whiten(state.q, state.store.theta[[int(np.argmax(state.store.y))]])[0]
         eye = np.eye(family.dim)
         around = family.deform(state.q, best, eye, eye)
