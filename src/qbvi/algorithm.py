@@ -35,7 +35,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "leave-one-out": LeaveOneOut(),
     "residual": Residual(),
 }
-# How the paper's control variate is read; see `paper`.
+# Interpretations ("readings") of the paper's control variate; see `paper`.
 READINGS: dict[str, Estimator] = {"nearest": ResidualControlVariate(), "literal": ControlVariate()}
 DRAWS: dict[str, Draws] = {"independent": Independent(), "antithetic": Antithetic(), "sobol": Sobol()}
 STEPS: dict[str, Step] = {
@@ -76,8 +76,9 @@ class QBVI(Algorithm):
     Parameters
     ----------
     estimator
-        How the expectation is estimated: ``"score-function"``, ``"control-variate"`` (the paper's),
-        ``"control-variate-centred"``, ``"leave-one-out"``, ``"residual"``, or an object such as
+        How the expectation is estimated: ``"score-function"``, ``"control-variate"`` (as the paper
+        prints it), ``"control-variate-centred"``, ``"control-variate-residual"`` (that of
+        `qbvi.paper`), ``"leave-one-out"``, ``"residual"``, or an object such as
         `qbvi.ControlVariate`.
     draws
         ``"independent"``, ``"antithetic"`` or ``"sobol"``.
@@ -222,8 +223,8 @@ def paper(reading: str = "nearest", **changes: Any) -> QBVI:
     readings that were tried and how far from the best Gaussian each of them ends.
 
     The prior of that table, N(0, 5), is an argument of `qbvi.fit`:
-    ``prior=qbvi.Normal(0, 5**0.5, shape=d)``. The step is the paper's bound on the rate, which is
-    the plain update wherever that one is valid.
+    ``prior=qbvi.Normal(0, 5**0.5, shape=d)``. The step is `qbvi.BoundedRate`: the plain update,
+    with a smaller rate if the update would come too near to the boundary of the domain.
 
     Parameters
     ----------

@@ -102,7 +102,8 @@ class Ask:
     ...         _ = opt.tell(number, -0.5 * np.sum((point - 1.0) ** 2))
     >>> opt.fit().converged
     True
-    >>> opt.fit().elbo == qbvi.fit(lambda x: -0.5 * np.sum((x - 1.0) ** 2), qbvi.Normal(0, 1, shape=2), seed=1).elbo
+    >>> f = lambda x: -0.5 * np.sum((x - 1.0) ** 2)
+    >>> opt.fit().elbo == qbvi.fit(f, qbvi.Normal(0, 1, shape=2), seed=1).elbo
     True
     """
 

@@ -89,9 +89,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions
           (on other backends than NumPy, for a diagonal Gaussian of more than 20).
 
-        Otherwise pass one of these objects, one of the names ``"regression"``, ``"mean-field"`` and
-        ``"ridge"``, ``"paper"`` for the algorithm as published, or a method to compare with:
-        ``"bbvi"``, ``"cgvb"`` or ``"mgvb"`` (see `qbvi.baselines`).
+        Otherwise pass one of these objects, or a name:
+
+        - ``"regression"``, ``"mean-field"`` or ``"ridge"``,
+        - ``"paper"``: the paper's algorithm, see `qbvi.paper`,
+        - ``"bbvi"``, ``"cgvb"`` or ``"mgvb"``: methods to compare with, see `qbvi.baselines`.
     family
         The form of the posterior.
 
@@ -116,12 +118,15 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
         the centre of the prior.
     n_starts
-        ``"auto"``: one start and, if the log joint proves not to be log-concave on the way, one look
-        at the whole prior for a better start. One: no such look. More: so many complete fits; all
-        but the first start from draws from the prior, and the best fit is returned.
-        ``max_evals`` and ``max_time`` are divided equally among the starts. If another start
-        converges elsewhere with a bound within 10 nats of the best, the result does not count as
-        converged.
+        Number of starts.
+
+        - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
+          whole prior for a better start, unless ``init`` is given.
+        - 1: one, without such a search.
+        - More: so many complete fits. All but the first start from draws from the prior, and the
+          best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
+          If another start converges elsewhere with a bound within 10 nats of the best, the result
+          does not count as converged.
     tol
         Stop when the predicted gain of further iterations is below this many nats. `qbvi.QBVI` and
         the baselines have other stopping rules. A method passed as an object has its own ``tol``.

@@ -77,11 +77,17 @@ class Algorithm(ABC):
         return self
 
     def looking_at(self, model: Model) -> Self:
-        """The method with leave to look at the model's whole prior for a start; most start where they are told."""
+        """The method with permission to search the model's prior for a better start.
+
+        Most methods do not search: they begin at the start they are given.
+        """
         return self
 
     def is_exploring(self, state: Any) -> bool:
-        """Whether the next points are a search for a start, where a failure of the function is no error."""
+        """Whether the next points belong to a search for a start.
+
+        A failure of the function at these points is no error.
+        """
         return False
 
     @abstractmethod

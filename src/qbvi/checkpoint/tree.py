@@ -28,11 +28,11 @@ class Writer:
     Examples
     --------
     >>> writer = Writer()
-    >>> tree = writer.write({"x": np.arange(2.0), "t": (1, float("inf"))})
+    >>> tree = writer.write((np.arange(2.0), float("inf")))
     >>> tree
-    {'dict': {'x': {'array': 'float64', 'at': 0, 'shape': [2]}, 't': {'tuple': [1, {'float': 'inf'}]}}}
+    {'tuple': [{'array': 'float64', 'at': 0, 'shape': [2]}, {'float': 'inf'}]}
     >>> Reader(writer.arrays()).read(tree)
-    {'x': array([0., 1.]), 't': (1, inf)}
+    (array([0., 1.]), inf)
     """
 
     _parts: dict[str, list[NDArray[Any]]] = field(default_factory=dict)

@@ -61,7 +61,10 @@ class Distribution(ABC):
 
     @property
     def holds_code(self) -> bool:
-        """Whether it holds functions of the user's, which `to_spec` cannot describe: True unless a class says otherwise."""
+        """Whether it holds functions of the user, which `to_spec` cannot describe.
+
+        True unless a class overrides it.
+        """
         return True
 
     @abstractmethod

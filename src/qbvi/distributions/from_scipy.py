@@ -326,7 +326,7 @@ def _named_parameters(frozen: Any) -> dict[str, Any]:
 
 
 def _is_described_by_name(frozen: Any) -> bool:
-    """Whether the name of a distribution in ``scipy.stats`` and its parameters are all there is to know."""
+    """Whether its name in ``scipy.stats`` and its parameters describe it completely."""
     return isinstance(frozen, _FROZEN) and _is_scipys_own(frozen.dist)
 
 

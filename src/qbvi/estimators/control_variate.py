@@ -13,19 +13,24 @@ __all__ = ["ControlVariate"]
 
 @dataclass(frozen=True)
 class ControlVariate:
-    r"""The score as its own control variate, the coefficient from the previous draws (paper, equation ci_star).
+    r"""The score as a control variate of the log-likelihood (paper, equation ci_star).
 
     .. math::
-        \hat g_i = \eta_i - \lambda_i + \frac1n \sum_s \nabla_{m_i} \log q(\theta_s)\, (f_s - c_i), \qquad
-        c_i = \frac{\mathrm{Cov}(\nabla_{m_i} \log q\, f,\; \nabla_{m_i} \log q)}{\mathrm{Var}(\nabla_{m_i} \log q)}
+        \hat g_i = \eta_i - \lambda_i
+        + \frac1n \sum_s \nabla_{m_i} \log q(\theta_s)\, (f_s - c_i), \qquad
+        c_i = \frac{\mathrm{Cov}(\nabla_{m_i} \log q\, f,\; \nabla_{m_i} \log q)}
+                   {\mathrm{Var}(\nabla_{m_i} \log q)}
 
-    The covariance is that of the previous draws, which keeps the estimator unbiased; the variance is known in closed form.
+    The covariance is estimated from the previous draws, so the estimator is unbiased. The variance
+    has a closed form.
 
     Parameters
     ----------
     centred
-        Estimate the coefficient for ``f`` less its mean over the previous draws. As printed (False) the sampling error of the
-        numerator is multiplied by that mean, some hundreds of nats, and is often worse than no control variate.
+        Whether ``f`` is centred before the coefficient is estimated: less its mean over the
+        previous draws. As printed (False), the sampling error of the covariance is multiplied by
+        this mean, some hundreds of nats. The estimator is then often worse than one without a
+        control variate.
 
     Examples
     --------

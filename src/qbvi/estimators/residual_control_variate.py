@@ -22,18 +22,18 @@ class ResidualControlVariate:
 
     This is the paper's equation ci_star with three choices that its text leaves open:
 
-    - The variate controls the whole bound, prior and entropy included, as the `Residual`
-      estimator does. At a perfect fit ``h`` is constant and the noise is zero.
-    - Covariance and variance are both of the draws. The ratio then follows a constant in ``h``
-      exactly, which a closed-form variance does not.
-    - One number ``c`` serves all coordinates, so the noise of the mean does not depend on where
-      the origin is.
+    - The control variate applies to the whole bound, including prior and entropy, as in the
+      `Residual` estimator. At a perfect fit ``h`` is constant and the noise is zero.
+    - Covariance and variance are both estimated from the draws. If a constant is added to ``h``,
+      the ratio then grows by exactly that constant. With a closed-form variance it does not.
+    - One number ``c`` serves all coordinates. So the noise of the mean does not depend on the
+      origin of the parameters.
 
-    The coefficient comes from the previous draws, so the estimator is unbiased. From the same
-    draws it would be off by :math:`-\mathrm{Cov}(c, \frac1n \sum_s \nabla_m \log q(\theta_s))`.
-    The error of ``c`` is a mean over the same n draws, so that is of order 1/n. At the best
-    Gaussian of the Labour data, with 100 draws, it is worth 7e-7 nats, where the noise of one
-    estimate is worth 0.006 (``benchmarks/paper_readings.py``).
+    The coefficient comes from the previous draws, so the estimator is unbiased. A coefficient from
+    the same draws would cause a bias of
+    :math:`-\mathrm{Cov}(c, \frac1n \sum_s \nabla_m \log q(\theta_s))`, which is of order 1/n. At
+    the best Gaussian of the Labour data, with 100 draws, this bias costs 7e-7 nats. The noise of
+    one estimate costs 0.006 nats (``benchmarks/paper_readings.py``).
 
     Examples
     --------
@@ -51,7 +51,8 @@ class ResidualControlVariate:
         xp = array_namespace(q)
         score = family.score(q, batch.theta)
         direction = xp.mean(score * (batch.h - memory)[:, None], axis=0)
-        # Centred first: the ratio of sample moments moves with a constant, and no digits are lost.
+        # Centring does not change the result, because the ratio of sample moments moves with a
+        # constant. It only avoids a loss of digits.
         centre = xp.mean(batch.h)
         weighted = score * (batch.h - centre)[:, None]
         mean = xp.mean(score, axis=0)

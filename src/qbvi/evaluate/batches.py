@@ -88,7 +88,8 @@ class WithData:
     Examples
     --------
     >>> import numpy as np
-    >>> function, batches = Batches(np.arange(6.0), batch_size=2).bound_to(lambda m, y: np.sum(y - m))
+    >>> rows_in_twos = Batches(np.arange(6.0), batch_size=2)
+    >>> function, batches = rows_in_twos.bound_to(lambda m, y: np.sum(y - m))
     >>> rows, _ = batches.draw(np.random.default_rng(1))
     >>> bool(function(1.0, rows) == np.sum(np.arange(6.0)[rows] - 1.0))
     True

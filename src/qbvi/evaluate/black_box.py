@@ -186,7 +186,8 @@ class BlackBox:
             if callable(treatment):
                 values[i] = scale * _replacement(treatment, failures[i])
                 ok[i] = np.isfinite(values[i])
-        # No value to replace them by: the method looks elsewhere, and `Run` ends if that never helps.
+        # There is no value to replace them by. The method goes elsewhere, and `Run` ends the fit if
+        # that never helps.
         if not ok.any():
             return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]

@@ -52,8 +52,8 @@ class Calls:
     Examples
     --------
     >>> import numpy as np
-    >>> Calls(lambda x: -0.5 * x @ x)(np.array([[1.0, 1.0], [2.0, 0.0]]))
-    [Outcome(value=-1.0, noise_sd=0.0, failure=None), Outcome(value=-2.0, noise_sd=0.0, failure=None)]
+    >>> Calls(lambda x: -0.5 * x @ x)(np.array([[1.0, 1.0]]))
+    [Outcome(value=-1.0, noise_sd=0.0, failure=None)]
     """
 
     function: Callable[..., Any]

@@ -39,7 +39,8 @@ def open_runner(calls: Calls, executor: Executor, timeout: float | None = None) 
     Examples
     --------
     >>> import numpy as np
-    >>> with concurrent.futures.ThreadPoolExecutor(2) as threads, open_runner(Calls(np.sum), threads) as runner:
+    >>> threads = concurrent.futures.ThreadPoolExecutor(2)
+    >>> with threads, open_runner(Calls(np.sum), threads) as runner:
     ...     sorted(runner.run([np.ones((1, 2)), np.ones((1, 3))], ()))[1]
     (1, [Outcome(value=3.0, noise_sd=0.0, failure=None)])
     """

@@ -52,9 +52,8 @@ def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
     Examples
     --------
     >>> import numpy as np
-    >>> failure = Failure(
-    ...     np.zeros(2), "exception", "ValueError: no root", types=("builtins.ValueError", "builtins.Exception")
-    ... )
+    >>> types = "builtins.ValueError", "builtins.Exception"
+    >>> failure = Failure(np.zeros(2), "exception", "ValueError: no root", types=types)
     >>> treatment_of(failure, {ValueError: "exclude", "nan": "floor"})
     'exclude'
     >>> treatment_of(failure, {"nan": "floor"})

@@ -1,4 +1,4 @@
-"""The calls of one step: which are unanswered, how many go into one message, which were lost."""
+"""The calls of one step: which have no result yet, how many share a message, which were lost."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Task(NamedTuple):
 
     block: int
     points: Points
-    place: int | None = None  # the row, where it is one row of the block
+    place: int | None = None  # number of the row in its block; None for a whole block
     losses: int = 0  # how many workers died during this call
 
     @property
     def is_alone(self) -> bool:
-        """Whether it has one point only, which then caused whatever went wrong."""
+        """Whether the call has a single point, which is then the cause of any failure."""
         return count(self.points) == 1
 
 
@@ -51,8 +51,10 @@ class Ledger:
     --------
     >>> ledger = Ledger([np.zeros((2, 3)), np.ones((1, 3))])
     >>> first, second = ledger.tasks
-    >>> [number for number, outcomes in ledger.enter(second, [Outcome(-1.0, 0.0, None)])], ledger.n_incomplete
-    ([1], 1)
+    >>> [number for number, outcomes in ledger.enter(second, [Outcome(-1.0, 0.0, None)])]
+    [1]
+    >>> ledger.n_incomplete
+    1
     >>> [task.place for task in ledger.one_by_one(first)]
     [0, 1]
     """
@@ -80,7 +82,7 @@ class Ledger:
         return self.enter(task, [loss.at(row(task.points, i)) for i in range(count(task.points))])
 
     def one_by_one(self, task: Task) -> list[Task]:
-        """Split a lost call into its points, so that only the one to blame is given up."""
+        """Split a lost call into its points, so that only the point that causes it is given up."""
         if task.is_alone:
             return [task]
         return [Task(task.block, rows(task.points, [i]), i) for i in range(count(task.points))]
@@ -89,10 +91,10 @@ class Ledger:
 class Pace:
     """How long a call takes, and how many calls to send in one message.
 
-    Each message costs a ``round_trip`` of r seconds. To spread T seconds of work over k workers takes
-    about T / k + k r seconds, which is least at k = sqrt(T / r). One worker gets all calls of a quick
-    function, in one message. Calls of a slow function go one to a message, so that no worker waits
-    for another.
+    Each message costs a ``round_trip`` of r seconds. With k workers, T seconds of work take about
+    T / k + k r seconds, which is least at k = sqrt(T / r). So all calls of a quick function go to
+    one worker, in one message. Each call of a slow function has its own message, so that no worker
+    waits for another.
 
     Examples
     --------
@@ -127,7 +129,7 @@ class Pace:
         return math.ceil(n / (workers * rounds))  # the same for each worker
 
 
-_ROUND_TRIPS = 25  # work of a message in round trips, so that sending it adds 4 %
+_ROUND_TRIPS = 25  # work in one message, in round trips: sending the message adds 4 %
 
 
 def chunked(tasks: Sequence[Task], size: int) -> Iterable[list[Task]]:

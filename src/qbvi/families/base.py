@@ -176,7 +176,10 @@ class Family(ABC):
 
     @property
     def independent_parts(self) -> tuple[Part, ...]:
-        """The independent factors that are not Gaussian alone; a family that is no such product is its only part."""
+        """The independent factors of a product that is not all Gaussian.
+
+        Any other family is its own only part.
+        """
         return (Part(self, tuple(range(self.dim))),)
 
     def members(self, q: Array) -> list[Array]:

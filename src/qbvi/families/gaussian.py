@@ -66,7 +66,7 @@ class Gaussian(OneGaussian):
         return (theta - mu) @ K.T
 
     def log_det(self, q: Array) -> Array:
-        """``log|L|``, with the rows of ``L`` scaled first so that the determinant cannot overflow."""
+        """``log|L|``. The rows of ``L`` are scaled first, so the determinant cannot overflow."""
         xp = array_namespace(q)
         L = self._open(q).L
         rows = xp.linalg.vector_norm(L, axis=1)

@@ -82,7 +82,8 @@ class Regression(RegressionMethod):
     window, keep
         As for `qbvi.QBVI`.
     prior
-        Where to look for a better start if the log joint is not log-concave; `qbvi.fit` sets it.
+        Centre and spread of the prior, which is searched for a better start if the log joint is
+        not log-concave. `qbvi.fit` sets it.
     rules
         The numbers behind all decisions, see `qbvi.regression.rules`.
 
@@ -102,7 +103,7 @@ class Regression(RegressionMethod):
         return isinstance(family, GaussianFamily)
 
     def looking_at(self, model: Model) -> Self:
-        """Look at this model's prior where the log joint is not log-concave."""
+        """The method that searches this model's prior if the log joint is not log-concave."""
         return replace(self, prior=PriorScale.of(model))
 
     def is_exploring(self, state: RegressionState) -> bool:
@@ -127,7 +128,7 @@ class Regression(RegressionMethod):
         return self._restarted(family, state, self.prior), Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
 
     def _restarted(self, family: GaussianFamily, state: RegressionState, prior: PriorScale) -> RegressionState:
-        """Start again at the best point of a look, if that is better than all of the path."""
+        """Start again at the best point of a look, if it is better than all points of the path."""
         assert state.look is not None
         point, top = state.look.top
         if not state.look.is_over or not top > float(np.max(state.store.y)) + self.rules.look.better:
@@ -138,7 +139,7 @@ class Regression(RegressionMethod):
         )
 
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
-        """The state after a step; it looks at the prior where the log joint proved not to be log-concave."""
+        """The state after a step; a look begins if the log joint is not log-concave."""
         state = super()._moved(state, answer, move)
         n, d = state.store.theta.shape
         is_first = state.look is None and move.is_upward

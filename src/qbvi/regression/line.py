@@ -160,8 +160,8 @@ def longest_by_bisection(
 ) -> Point:
     """The longest allowed step up to the share ``longest`` of the full one.
 
-    Where no share is allowed down to ``2**-halvings``, the search goes on below that: a gradient in the
-    units of the data may be larger than the radius by any number of decades.
+    If no share down to ``2**-halvings`` is allowed, the search continues below that. A gradient in
+    the units of the data may exceed the radius by any number of decades.
     """
     whole = at(longest)
     if is_allowed(whole):

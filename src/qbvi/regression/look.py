@@ -1,11 +1,12 @@
-"""A look at the prior: where to start from when the log joint may have several modes.
+"""A look at the prior: a search for a better start if the log joint may have several modes.
 
-A log-concave function has one mode, so its path to the top may begin anywhere. Where the regression
-finds a direction along which the log joint curves upward, beyond the error of that curvature, the
-function is not log-concave, and the mode that the path leads to may be one of several. Then, once, the
-method looks at the whole prior by the cross-entropy method (Rubinstein, 1999): points spread over the
-prior, and again and again new points from the mean and spread of the best ones, until these are about
-equally good.
+A log-concave function has one mode, so the path to it may begin anywhere. The regression may find a
+direction in which the log joint curves upward, by more than the error of the curvature. Then the
+log joint is not log-concave, and the nearest mode may be one of several.
+
+The method then searches the whole prior by the cross-entropy method (Rubinstein, 1999). The first
+points are spread over the prior. Each further round is drawn from a Gaussian with the mean and the
+standard deviations of the best points so far. The look ends when these are about equally good.
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PriorScale:
-    """Centre and spread of the prior on the unconstrained scale: plain numbers, so that a method stays comparable."""
+    """Centre and spread of the prior on the unconstrained scale.
+
+    They are tuples of numbers, so that methods which hold them can be compared and hashed.
+    """
 
     loc: tuple[float, ...]
     scale: tuple[float, ...]
 
     @classmethod
     def of(cls, model: Model) -> PriorScale | None:
-        """Those of a model's prior; None where a part of it is improper, or its posterior not on that scale."""
+        """Centre and spread of a model's prior.
+
+        None if a part of the prior is improper, or if a parameter has a non-Gaussian posterior
+        family, which is not on the unconstrained scale.
+        """
         if any(p.is_native or not p.distribution.can_sample for p in model.parameters):
             return None
         loc, scale = model.initial()
@@ -64,7 +72,11 @@ class Look(NamedTuple):
         return np.asarray(best.mean(axis=0) + best.std(axis=0) * rng.standard_normal((n, d)))
 
     def tell(self, theta: Floats, y: Floats, rule: LookRule) -> Look:
-        """Add the values of a round; the look is over when the best points are about equally good."""
+        """Add the values of a round.
+
+        The look is over when the best points are about equally good, when too few values are
+        finite, or after the last round.
+        """
         d = theta.shape[1]
         look = self._replace(
             theta=np.concatenate([self.theta, theta]),
@@ -77,7 +89,7 @@ class Look(NamedTuple):
         return look._replace(is_over=is_blind or is_level or look.n_rounds >= rule.most_rounds)
 
     def is_due_again(self, n_evals: int, rule: LookRule) -> bool:
-        """Whether a fit that still goes on has grown enough since for another look."""
+        """Whether the evaluations have grown enough since the last look for another one."""
         return self.is_over and n_evals > rule.again * (self.n_before + len(self.y))
 
     @property

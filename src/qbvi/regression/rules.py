@@ -3,9 +3,9 @@ r"""The rule book of the default method: every rule once, with its numbers and t
 Each rule is a frozen dataclass. Its fields are the numbers. Its methods are the rule as array
 functions, which the methods on the host (`gaussian`, `mean_field`) and the compiled one (`ridge`)
 share. `Rules` holds one of each. A number whose comment names no source was chosen on the problems
-of ``benchmarks/evaluations.py``. ``benchmarks/rules.py`` shows how much each one matters: it halves
-and doubles every number in turn, and prints the effect on evaluations and on the honesty of the
-result.
+of ``benchmarks/evaluations.py``. ``benchmarks/rules.py`` shows how much each one matters. It halves
+and doubles every number in turn, and prints three effects: on the evaluations, on the worst gap of
+the fits that report convergence, and on the number of fits that do not.
 """
 
 from __future__ import annotations
@@ -375,22 +375,22 @@ class VarianceSearch:
 class LookRule:
     """When the method looks at the whole prior for a better start, and how long.
 
-    The numbers of points are those of the cross-entropy method in few dimensions: enough for a mean and a
-    spread of the best, a small part of what a fit costs.
+    The numbers of points are usual for the cross-entropy method in few dimensions. They are enough
+    for the mean and the spread of the best points, and a small part of the cost of a fit.
     """
 
-    # standard errors of C by which the log joint must curve upward: beyond, it is not log-concave
+    # The log joint is not log-concave if it curves upward by so many standard errors of C.
     convex_errors: float = 5.0
-    first: int = 2  # rounds that the first, over the whole prior, is worth
+    first: int = 2  # the first round, over the whole prior, has so many times the points of another
     fewest: int = 12  # points of one round, at least ...
     points: int = 2  # ... and for each dimension
     fewest_elite: int = 6  # best points that the next round is drawn around, at least ...
     spare: int = 2  # ... and beyond one for each dimension
     level: float = 3.0  # nats, for each dimension, within which the best points are equally good
     most_rounds: int = 10
-    # nats by which the best point of the look must exceed the best of the path to be the new start
+    # The fit starts again at the best point of the look if it is so many nats better than the path.
     better: float = 3.0
-    again: float = 3.0  # factor by which evaluations must have grown since a look for another one
+    again: float = 3.0  # factor by which the evaluations must have grown before another look
 
     def batch(self, d: int) -> int:
         """Points of one round."""

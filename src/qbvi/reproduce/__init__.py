@@ -1,6 +1,7 @@
-"""The paper's experiments, our numbers beside the published ones: ``qbvi reproduce`` (docs/reproduce.md).
+"""The paper's experiments, with our numbers beside the published ones.
 
-Only public names of qbvi are used in here, so everything can be repeated by hand.
+The command is ``qbvi reproduce``, and docs/reproduce.md describes it. The experiments use only
+public names of qbvi, so everything can be repeated by hand.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def run(name: str, settings: Settings) -> Report:
     >>> run("moon", Settings())
     Traceback (most recent call last):
     ...
-    ValueError: `name` must be one of labour, credit, har, garch, minibatch, control-variates, timing, got 'moon'
+    ValueError: `name` must be one of labour, credit, har, ..., timing, got 'moon'
     """
     if name not in EXPERIMENTS:
         msg = f"`name` must be one of {', '.join(EXPERIMENTS)}, got {name!r}"

@@ -1,4 +1,7 @@
-"""What control variates do to the lower bound and to the variance of the gradient (paper, figures cv_LB and cv_grad)."""
+"""The effect of control variates on the lower bound and on the variance of the gradient.
+
+These are the paper's figures cv_LB and cv_grad.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,8 @@ _ESTIMATORS = {
     "residual": "residual",
 }
 _COLOURS = (figures.PINK, figures.ORANGE, figures.GREEN, figures.VERMILION, figures.BLUE)
-_POINTS = 40  # along a run, at which the variance of the gradient is estimated
-_REPEATS = 10  # of the coefficient's estimate at each of them
+_POINTS = 40  # iterations of a run at which the variance of the gradient is estimated
+_REPEATS = 10  # estimates of the coefficient at each of these iterations
 
 
 def run(settings: Settings) -> Report:
@@ -41,7 +44,12 @@ def run(settings: Settings) -> Report:
 
 
 class Noise(NamedTuple):
-    """Variance of the gradient for lambda_1, summed over its components, and the covariance term, by number of draws."""
+    """Noise of the gradient for lambda_1, by number of draws.
+
+    The first three fields are variances, summed over the components: without a control variate,
+    with the paper's as printed, and with a centred one. The last one is Cov(g_i f, g_i), the mean
+    over the components.
+    """
 
     none: dict[int, float]
     printed: dict[int, float]
@@ -50,12 +58,20 @@ class Noise(NamedTuple):
 
 
 def gradient_noise(theta: Floats, f: Floats, mean: Floats, cov: Floats, rng: np.random.Generator) -> Noise:
-    r"""Variance of one step's estimate of the gradient for :math:`\lambda_1`, with and without control variates.
+    r"""Variance of the gradient for :math:`\lambda_1`, with and without control variates.
 
-    .. math:: g = \nabla_{m_1} \log q = v - (v v' - S^{-1}) \mu, \quad v = S^{-1} (\theta - \mu), \qquad c_i = \mathrm{Cov}(g_i f, g_i) / \mathrm{Var}(g_i)
+    .. math::
+        g = \nabla_{m_1} \log q = v - (v v' - S^{-1}) \mu, \quad
+        v = S^{-1} (\theta - \mu), \qquad
+        c_i = \mathrm{Cov}(g_i f, g_i) / \mathrm{Var}(g_i)
 
-    With N draws and a coefficient ``c`` from N others the variance is :math:`\sum_i [\mathrm{Var}(g_i f) - 2 c_i \mathrm{Cov}(g_i f, g_i) + c_i^2
-    \mathrm{Var}(g_i)] / N`; the moments are those of all draws given.
+    An estimate from N draws, with a coefficient ``c`` from N other draws, has the variance
+
+    .. math::
+        \frac1N \sum_i
+        [\mathrm{Var}(g_i f) - 2 c_i \mathrm{Cov}(g_i f, g_i) + c_i^2 \mathrm{Var}(g_i)]
+
+    These moments are estimated from all draws in ``theta``.
 
     Parameters
     ----------
@@ -69,7 +85,10 @@ def gradient_noise(theta: Floats, f: Floats, mean: Floats, cov: Floats, rng: np.
     >>> rng = np.random.default_rng(1)
     >>> theta = rng.standard_normal((1000, 2))
     >>> noise = gradient_noise(theta, np.full(1000, -400.0), np.zeros(2), np.eye(2), rng)
-    >>> noise.centred[100] < 1e-6 * noise.printed[100] < noise.none[100]  # a constant is what centring removes
+
+    Here ``f`` is constant, and centring removes a constant:
+
+    >>> noise.centred[100] < 1e-6 * noise.printed[100] < noise.none[100]
     True
     """
     precision = np.asarray(np.linalg.inv(cov), dtype=np.float64)
@@ -94,7 +113,8 @@ class _Moments:
     """Moments of g f and g over all draws."""
 
     def __init__(self, g: Floats, f: Floats) -> None:
-        # about the mean of f, so that rounding stays small: Var(g f) = Var(g (f - a)) + 2 a Cov(g (f - a), g) + a^2 Var(g)
+        # f is centred at its mean a, so that rounding stays small:
+        # Var(g f) = Var(g (f - a)) + 2 a Cov(g (f - a), g) + a^2 Var(g)
         self.centre = f.mean()
         self.product = np.var(g * (f - self.centre)[:, None], axis=0, ddof=1)
         self.covariance = _covariance(g, f - self.centre)
@@ -164,7 +184,7 @@ class _Experiment:
 
     @cached_property
     def noise(self) -> tuple[list[int], list[Noise]]:
-        """Iterations along the centred run with 100 draws, and the noise of the gradient at the q of each."""
+        """Iterations of the centred run with 100 draws, and the noise of the gradient at each."""
         path: list[qbvi.Iterate] = []
         self._fitted("control-variate-centred", 100, callback=path.append)
         steps = np.unique(np.geomspace(1, len(path), _POINTS).astype(int)) - 1
@@ -296,7 +316,10 @@ def _covariance(g: Floats, f: Floats) -> Floats:
 
 
 def _score_variance(mean: Floats, precision: Floats) -> Floats:
-    """Var(grad_{m1} log q) of every component, in closed form: diagonal of (1 + mu' S^-1 mu) S^-1 + z z', z = S^-1 mu."""
+    """Var(grad_{m1} log q) of every component, in closed form.
+
+    It is the diagonal of (1 + mu' S^-1 mu) S^-1 + z z' with z = S^-1 mu.
+    """
     z = precision @ mean
     return np.asarray((1 + mean @ z) * np.diag(precision) + z**2)
 

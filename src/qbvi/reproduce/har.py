@@ -1,4 +1,7 @@
-"""HAR of realized volatility (paper, tables par_HAR and perf_meas): mean field, and one Gaussian over all parameters."""
+"""HAR of realized volatility: mean field, and one Gaussian over all parameters.
+
+These are the paper's tables par_HAR and perf_meas.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,10 @@ class _Experiment:
 
     @cached_property
     def best_gaussians(self) -> dict[str, Best]:
-        """Over the coefficients and log sigma2, from a start at the mean-field optimum."""
+        """The best Gaussian over the coefficients and log sigma2.
+
+        The search begins at the mean-field optimum.
+        """
         start = self.best["mean-field"]
         mean = np.append(start.mean, math.log(start.beta / start.alpha))
         cov = np.diag(np.append(np.zeros(len(start.mean)), 1 / start.alpha))
@@ -125,7 +131,7 @@ class _Experiment:
     def performance(self) -> dict[str, dict[str, dict[str, float]]]:
         n = len(self.model.y)
         parts = {"train": slice(None, n), "test": slice(n, None)}
-        # the paper's QBVI of a regression is its mean-field form
+        # For a linear regression the paper uses the mean-field form of QBVI.
         chosen = {"QBVI": "mean-field", "ML": "ML", DEFAULT: DEFAULT}
         return {
             part: {label: self._measured(rows, self.columns[name].mean) for label, name in chosen.items()}
@@ -134,7 +140,10 @@ class _Experiment:
 
     @cached_property
     def published(self) -> dict[str, Estimate]:
-        """The paper's mean-field columns, with their exact bounds at the best member's covariance."""
+        """The paper's mean-field columns, with exact bounds.
+
+        The paper prints no correlations, so the covariance is that of the best member.
+        """
         return {name: self._as_published(name) for name in _MEAN_FIELD}
 
     @property
@@ -211,7 +220,7 @@ class _Experiment:
         return Estimate(values, np.diag(best.cov), exact_bound=best.bound, best=best.bound)
 
     def _log_joint(self, u: Floats) -> Floats:
-        """Of the coefficients and log sigma2: (n, 5) -> (n,)."""
+        """The log joint of the coefficients and log sigma2: (n, 5) -> (n,)."""
         beta, log_variance = u[:, :4], u[:, 4]
         likelihood = self.model.log_likelihood({"beta": beta, "sigma2": np.exp(log_variance)})
         prior = -0.5 * np.sum(beta**2, axis=1) / PRIOR_VARIANCE - 2 * math.log(2 * math.pi * PRIOR_VARIANCE)

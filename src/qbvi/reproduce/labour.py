@@ -1,4 +1,8 @@
-"""Labour-force participation (paper, tables par_labour and perf_meas, figures Labour_LB_mu and Labour_marginals)."""
+"""Labour-force participation.
+
+These are the paper's tables par_labour and perf_meas, and its figures Labour_LB_mu and
+Labour_marginals.
+"""
 
 from __future__ import annotations
 

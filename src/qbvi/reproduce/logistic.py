@@ -50,7 +50,7 @@ class LogisticExperiment:
     Parameters
     ----------
     name, title
-        Of the report.
+        Name and title of the report.
     split
         The data.
     paper
@@ -95,8 +95,8 @@ class LogisticExperiment:
     def published(self) -> dict[str, Estimate]:
         """The paper's own QBVI, with the exact bound of its parameters.
 
-        It prints no correlations and, for the diagonal family, no variances. Those of the best
-        Gaussian stand in for them.
+        The paper prints no correlations and, for the diagonal family, no variances. Those of the
+        best Gaussian are used instead.
         """
         return {name: self._as_published(name, family) for name, family in _PAPERS.items()}
 
@@ -107,7 +107,7 @@ class LogisticExperiment:
 
     @cached_property
     def bound(self) -> LogisticBound:
-        """The lower bound of any Gaussian, to rounding."""
+        """The lower bound of any Gaussian, exact up to rounding."""
         return LogisticBound(self.model.design, self.split.y, PRIOR_VARIANCE)
 
     @cached_property
@@ -117,7 +117,7 @@ class LogisticExperiment:
 
     @cached_property
     def chains(self) -> Any:
-        """Draws from the posterior itself, from a start at its middle."""
+        """Draws from the posterior itself; the chains start near its centre."""
         effort = self.settings.effort
         return qbvi.baselines.mcmc(
             self.model.log_likelihood,
@@ -131,7 +131,7 @@ class LogisticExperiment:
 
     @property
     def prior(self) -> qbvi.Normal:
-        """The paper's."""
+        """The paper's prior."""
         return qbvi.Normal(0.0, math.sqrt(PRIOR_VARIANCE), shape=self.d)
 
     @property
@@ -141,7 +141,7 @@ class LogisticExperiment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the coefficients."""
+        """Names of the coefficients."""
         return ("intercept", *self.split.names)
 
     @cached_property

@@ -20,8 +20,9 @@ Floats = NDArray[np.float64]
 def classification(design: Floats, y: Floats, beta: Floats) -> dict[str, Floats]:
     """Measures of the more probable class, for one set of coefficients (d,) or many (T, d).
 
-    Precision, recall and F1 are means over the two classes, as in the paper's training columns; its test columns hold other measures than
-    their labels say, so the precision of each class is given too.
+    Precision, recall and F1 are means over the two classes, as in the paper's training columns. The
+    labels of its test columns are wrong: two of them hold the precision of one class. So these
+    precisions are computed too.
 
     Examples
     --------
@@ -48,7 +49,7 @@ def classification(design: Floats, y: Floats, beta: Floats) -> dict[str, Floats]
 
 
 def log_likelihood(design: Floats, y: Floats, beta: Floats) -> Floats:
-    """Of logistic regression: beta (d,) or (T, d) -> () or (T,).
+    """The log-likelihood of logistic regression: beta (d,) or (T, d) -> () or (T,).
 
     Examples
     --------

@@ -1,4 +1,7 @@
-"""Mini-batches of a synthetic logistic regression (paper, table minibatch), beside our default at the same number of likelihood terms."""
+"""Mini-batches of a synthetic logistic regression (paper, table minibatch).
+
+Our default is shown beside them, with the same number of likelihood terms.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from qbvi.reproduce.tables import Table
 
 __all__ = ["run"]
 
-_MATCHED = 100  # draws of the runs that our default is measured against
+_MATCHED = 100  # draws of the runs that our default is compared with
 _ALL = "all rows"
 
 
@@ -93,7 +96,10 @@ class _Experiment:
 
     @cached_property
     def defaults(self) -> dict[int | str, Estimate]:
-        """Our default with the same number of likelihood terms, by size of the batches, and on all rows without a limit."""
+        """Our default by size of the batches, with the same number of likelihood terms.
+
+        The last entry uses all rows and has no such limit.
+        """
         effort = self.settings.effort
         budget = _MATCHED * effort.batch_iterations
         found: dict[int | str, Estimate] = {

@@ -1,4 +1,4 @@
-"""The paper's numbers, each under the label of the table it comes from (Magris, Shabani and Iosifidis, 2022)."""
+"""The numbers of the paper (Magris, Shabani and Iosifidis, 2022), by the label of their table."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ CREDIT: dict[str, tuple[float, ...]] = {
     ),
 }
 
-# Table par_credit, last rows: mean and standard deviation of the seconds of 10 iterations (MCMC: of 1,000 draws).
+# Table par_credit, last rows: seconds for 10 iterations (MCMC: for 1,000 draws), mean and standard
+# deviation.
 RUN_TIME: dict[str, tuple[float, float]] = {
     "QBVI diagonal": (0.320, 0.021),
     "QBVI": (0.473, 0.033),
@@ -136,8 +137,8 @@ PERFORMANCE: dict[str, dict[str, tuple[float, float, float, float]]] = {
     },
 }
 
-# Table minibatch: true coefficients, published ML estimate (the sign of its last is a slip), and by (batch size, draws)
-# beta_1 ... beta_5 and the lower bound.
+# Table minibatch: true coefficients; published ML estimate, whose last entry has a wrong sign; and,
+# by (batch size, draws), beta_1 ... beta_5 and the lower bound.
 MINIBATCH_BETA = (-5.0, 0.0, -4.0, -5.0, 2.0)
 MINIBATCH_ML = (-4.56, -0.17, -3.67, -4.97, -1.91)
 MINIBATCH: dict[tuple[int, int], tuple[float, ...]] = {

@@ -1,4 +1,4 @@
-"""What an experiment hands back, and how it is shown and written."""
+"""The report of an experiment, and how it is printed and written."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Picture:
 
     @cached_property
     def png(self) -> bytes:
-        """As PNG, drawn once for the file and all pages."""
+        """The figure as PNG, drawn once for its file and for all pages."""
         image = io.BytesIO()
         self.figure.savefig(image, format="png", dpi=150)
         return image.getvalue()
 
     @property
     def pdf(self) -> bytes:
-        """As PDF; without the date, the same numbers make the same file."""
+        """The figure as PDF, without a date: the same numbers give the same file."""
         image = io.BytesIO()
         self.figure.savefig(image, format="pdf", metadata={"CreationDate": None})
         return image.getvalue()
@@ -41,7 +41,7 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """One experiment: what was done, its tables and figures, and what comes out of them."""
+    """One experiment: what was done, its tables and figures, and the findings."""
 
     name: str
     title: str
@@ -83,11 +83,12 @@ def write(report: Report, out: Path) -> list[Path]:
 
 
 def page(reports: Sequence[Report], title: str) -> str:
-    """All of it in one HTML file that needs nothing else.
+    """All reports as one self-contained HTML page.
 
     Examples
     --------
-    >>> text = page([Report("a", "An experiment", ("What was done.",), findings=("It agrees.",))], "Title")
+    >>> report = Report("a", "An experiment", ("What was done.",), findings=("It agrees.",))
+    >>> text = page([report], "Title")
     >>> "<h2>An experiment</h2>" in text, "http" in text
     (True, False)
     """

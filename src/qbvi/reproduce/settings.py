@@ -1,4 +1,4 @@
-"""What an experiment is told: where to write, which data, which seed, how much work."""
+"""The settings of an experiment: seed, folder of the data, and how much work to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ class Effort:
     Attributes
     ----------
     iterations
-        Of the paper's method and of the baselines.
+        Most iterations of the paper's method and of the baselines.
     mcmc_steps, mcmc_warmup
-        Of every walker.
+        Steps of every walker.
     noise_iterations, noise_draws
-        Of the experiment with control variates: iterations of each run, and the draws behind one estimate of a gradient's variance.
+        For the experiment with control variates: iterations of each run, and draws for one estimate
+        of the variance of a gradient.
     batch_sizes, batch_draws, batch_rows, batch_iterations
-        Of the mini-batch experiment.
+        For the mini-batch experiment: rows of a batch, draws of an iteration, rows of the data, and
+        iterations.
     timing_runs
-        Repetitions of ten iterations.
+        For the timing experiment: number of runs.
     """
 
     iterations: int
@@ -67,7 +69,7 @@ QUICK = Effort(
 
 @dataclass(frozen=True)
 class Settings:
-    """What every experiment is given.
+    """The settings that every experiment receives.
 
     Examples
     --------
@@ -81,6 +83,6 @@ class Settings:
 
     @property
     def iterations(self) -> str:
-        """How many iterations the paper's method and the baselines may make, in words."""
+        """The limit on iterations of the paper's method and the baselines, in words."""
         paper = "" if self.effort.iterations == FULL.iterations else f" (the paper: {FULL.iterations:,})"
         return f"at most {self.effort.iterations:,} iterations{paper}"

@@ -1,4 +1,4 @@
-"""Tables of our numbers beside the published ones: for the terminal, as CSV, as Markdown and as HTML."""
+"""Tables of our numbers beside the published ones: on a terminal, as CSV, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Value = float | str | None
 
 
 class Cell(NamedTuple):
-    """A number of ours and, where there is one, the published number it stands beside."""
+    """One of our numbers and, if there is one, the published number."""
 
     ours: Value = None
     paper: Value = None
@@ -24,7 +24,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; numbers are shown with so many decimals."""
+    """One row of a table, and the number of decimals to show."""
 
     label: str
     cells: tuple[Cell, ...]
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, its title and what to know when reading it.
+    """A table with its title and notes for the reader.
 
     Examples
     --------
@@ -62,11 +62,11 @@ class Table:
 
     @property
     def is_compared(self) -> bool:
-        """Whether any published number stands in it."""
+        """Whether the table has any published number."""
         return any(cell.paper is not None for row in self.rows for cell in row.cells)
 
     def csv(self) -> str:
-        """Full precision; published numbers in columns of their own."""
+        """The table as CSV: full precision, published numbers in columns of their own."""
         has_paper = [any(row.cells[j].paper is not None for row in self.rows) for j in range(len(self.columns))]
         names = [(name, f"{name}, paper") for name in self.columns]
         text = io.StringIO()
@@ -77,7 +77,7 @@ class Table:
         return text.getvalue()
 
     def markdown(self) -> str:
-        """For documents: published numbers in parentheses."""
+        """The table as Markdown: published numbers in parentheses."""
         lines = [
             f"**{self.title}**",
             "",
@@ -90,7 +90,7 @@ class Table:
         return "\n".join([*lines, *(["", self.reading] if self.reading else [])])
 
     def html(self) -> str:
-        """For the report: published numbers below ours."""
+        """The table as HTML: published numbers below ours."""
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
         body = "".join(
             f"<tr><th>{html.escape(row.label)}</th>{''.join(_as_html(cell, row.decimals) for cell in row.cells)}</tr>\n"
@@ -102,7 +102,7 @@ class Table:
         return f"<div class='wide'>{table}</div>{note}"
 
     def terminal(self, width: int) -> list[Any]:
-        """As tables of rich, so many side by side columns in each as fit into the width."""
+        """The table as one or more tables of rich, none wider than ``width``."""
         from rich.table import Table as RichTable
 
         tables = []
@@ -119,12 +119,12 @@ class Table:
 
     @property
     def reading(self) -> str:
-        """What to know when reading it."""
+        """Notes for the reader."""
         where = "In parentheses: the paper's." if self.is_compared else ""
         return " ".join(part for part in (self.note, where) if part)
 
     def _portions(self, width: int) -> list[list[int]]:
-        """Columns that fit beside each other, with the labels repeated."""
+        """Groups of columns; each group fits into the width, together with the labels."""
         label = 3 + max(len(row.label) for row in self.rows)
         portions: list[list[int]] = [[]]
         used = label
@@ -140,7 +140,7 @@ class Table:
 
 
 def shown(value: Value, decimals: int) -> str:
-    """A number with so many decimals, digits grouped; text as it is; nothing for nothing.
+    """A number as text, with digits grouped. Text stays as it is; None and NaN become empty.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def shown(value: Value, decimals: int) -> str:
 
 
 def _kept(pairs: Sequence[tuple[Any, Any]], has_paper: Sequence[bool]) -> list[Any]:
-    """Pairs end to end, the second of each only where its column has a published number."""
+    """Flatten pairs; the second entry is kept only if its column has a published number."""
     return [item for pair, both in zip(pairs, has_paper, strict=True) for item in (pair if both else pair[:1])]
 
 

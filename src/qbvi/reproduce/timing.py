@@ -28,7 +28,7 @@ _MCMC_DRAWS = 1000
 
 
 def run(settings: Settings) -> Report:
-    """Time every method on the Credit data, or on Labour where there are none."""
+    """Time every method on the Credit data or, if they are missing, on Labour."""
     name, split = data.credit_or_labour(settings.data)
     model = qbvi.models.Logistic(split.X, split.y)
     prior = qbvi.Normal(0.0, math.sqrt(PRIOR_VARIANCE), shape=split.X.shape[1] + 1)

@@ -45,7 +45,9 @@ def print_table(cells: Cells, stream: TextIO) -> None:
 
 
 def exit_status(command: str, work: Callable[[], object]) -> int:
-    """Do the work of a command: 0 if it was done, 2 if the request is invalid, with the reason printed.
+    """Do the work of a command. Return 0 if it was done, and 2 if the request is invalid.
+
+    The reason of an invalid request is printed on the standard error.
 
     A reader that has closed the pipe, such as ``head``, is no error: further output is discarded.
     """
