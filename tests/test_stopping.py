@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from qbvi.stopping import Budget, GapBelow, History, MaxIterations, ParameterChange, Patience
+from qbvi.ending import Stop, StopKind
+from qbvi.stopping import Budget, GapBelow, History, MaxIterations, ParameterChange, Patience, as_rule
 
 
 def history(elbo, window=1, n_evals=None, mean=None, sd=None, seconds=None):
@@ -86,3 +87,17 @@ def test_the_predicted_gap_must_be_below_in_two_of_three_steps(predicted, stops)
 def test_the_last_iteration_is_counted():
     assert MaxIterations(3)(history([0.0, 0.0])) is None
     assert not MaxIterations(3)(history([0.0, 0.0, 0.0])).converged
+
+
+def test_what_a_rule_of_the_users_returns_is_checked():
+    with pytest.raises(TypeError, match=r"Stop\.own"):
+        as_rule(lambda past: len(past) > 0)(history([0.0]))
+    stop = as_rule(lambda past: Stop.own(True, "enough"))(history([0.0]))
+    assert stop.converged
+    assert stop.kind is StopKind.OWN_RULE
+
+
+@pytest.mark.parametrize("kind", list(StopKind), ids=lambda kind: kind.value)
+def test_every_kind_has_a_key_and_a_sentence(kind):
+    assert StopKind.named(kind.value) is kind
+    assert kind.sentence

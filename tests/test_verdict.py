@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from qbvi.ending import Stop, StopKind
 from qbvi.families import Gaussian
 from qbvi.protocol import Values
-from qbvi.stopping import Stop, StopKind
 from qbvi.verdict import Look, Verdict
 
 FAMILY = Gaussian(1)

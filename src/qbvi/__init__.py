@@ -13,6 +13,7 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
 from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
+from qbvi.conversation import Iterate
 from qbvi.distributions import (
     Bernoulli,
     Beta,
@@ -42,7 +43,7 @@ from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
-from qbvi.run import DomainError, Iterate
+from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load

@@ -10,8 +10,8 @@ import numpy as np
 __all__ = ["as_seed", "positive_number", "whole_number"]
 
 
-def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """Return ``value`` as an int of at least ``least``.
+def whole_number(name: str, value: Any, least: int = 1, otherwise: str = "") -> int:
+    """Return ``value`` as an int of at least ``least``; ``otherwise`` names what else is allowed.
 
     Examples
     --------
@@ -21,7 +21,7 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     TypeError: `n_starts` must be a whole number, got 2.5
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        msg = f"`{name}` must be a whole number, got {value!r}"
+        msg = f"`{name}` must be a whole number{' or ' + otherwise if otherwise else ''}, got {value!r}"
         raise TypeError(msg)
     if value < least:
         msg = f"`{name}` must be at least {least}, got {value}"

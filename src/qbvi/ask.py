@@ -27,6 +27,7 @@ from qbvi.checkpoint import (
     resumed_seed,
     write_saved,
 )
+from qbvi.conversation import Conversation, Iterate, Request
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
@@ -36,7 +37,7 @@ from qbvi.points import row, rows
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
-from qbvi.run import Conversation, DomainError, Iterate, Request, Run
+from qbvi.run import DomainError, Run
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
@@ -124,15 +125,16 @@ class Ask:
     ) -> None:
         model, posterior = arrange(prior, family)
         algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
+        budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         if init is None:
-            algorithm = algorithm.looking_at(model)
+            algorithm = algorithm.looking_at(model, budget.max_evals)
         self._run = Run(
             model=model,
             family=posterior,
             black_box=BlackBox(_no_function, on_failure=on_failure),
             batches=None,
             algorithm=algorithm,
-            budget=choose_budget(algorithm, model.dim, max_evals, None, 1),
+            budget=budget,
             seed=resumed_seed(seed, checkpoint),
             callback=callback,
         )

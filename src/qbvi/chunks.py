@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -82,9 +83,9 @@ class CompiledSteps:
             theta = backend.shaped(core.ask, state, engine.key, engine.number(0))
             self._box.plan(backend.shaped(core.points, theta), () if batches is None else (batches.example,))
         each = (core.family.n_stored + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
-        pause = max(rule.pause_below for rule in stop)
+        pause = max((rule.pause_below for rule in stop), default=-math.inf)
         most = max(1, min(most, _LONGEST, _CHUNK_BYTES // each, *(rule.soonest(History()) for rule in stop)))
-        if batches is not None and batches.is_partial and pause > -np.inf:
+        if batches is not None and batches.is_partial and pause > -math.inf:
             most = 1  # rows are drawn in advance: a chunk that ends early would have drawn too many
         assert isinstance(self._box.on_failure, str)
         parts = core.model, core.family, core.algorithm, backend

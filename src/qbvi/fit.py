@@ -13,6 +13,7 @@ from qbvi.arrange import Groups, arrange
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
+from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import Runner, calls_of
@@ -24,7 +25,7 @@ from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
-from qbvi.run import Iterate, Run, drive
+from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import run_all, starting_points
 from qbvi.stopping import MaxIterations
@@ -203,11 +204,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     library = find_backend(backend, device, dtype)
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
-    is_auto = n_starts == "auto"
-    n_starts = 1 if is_auto else whole_number("n_starts", n_starts)
+    is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
-    if is_auto and init is None:
-        algorithm = algorithm.looking_at(model)
+    budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
+    if is_auto and init is None and not _is_partial(batches):
+        algorithm = algorithm.looking_at(model, budget.max_evals)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
@@ -226,7 +227,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             black_box=place.black_box(on_failure, runner),
             batches=place.batches,
             algorithm=algorithm,
-            budget=choose_budget(algorithm, model.dim, max_evals, max_time, n_starts),
+            budget=budget,
             seed=own_seed,
             callback=callback,
             backend=place.loop,
@@ -243,6 +244,16 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         if n_starts == 1:
             return run(init, seed)
         return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+def _starts(n_starts: Any) -> tuple[bool, int]:
+    """Whether the method may look for a better start, and the number of starts."""
+    is_auto = isinstance(n_starts, str) and n_starts == "auto"
+    return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
+
+
+def _is_partial(batches: Any) -> bool:
+    return batches is not None and bool(batches.is_partial)
 
 
 class _Place(NamedTuple):

@@ -83,8 +83,8 @@ def choose_method(
         chosen = method
     else:
         msg = (
-            "`method` must be 'auto', 'paper', a qbvi.QBVI(...), a qbvi.Regression(...) or a qbvi.Ridge(...), "
-            f"got {method!r}"
+            f"`method` must be one of {', '.join(map(repr, METHODS))}, or a method such as qbvi.QBVI(...) or "
+            f"qbvi.Regression(...), which derives from qbvi.protocol.Algorithm, got {method!r}"
         )
         raise TypeError(msg)
     if not chosen.fits(family):

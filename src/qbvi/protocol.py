@@ -76,10 +76,11 @@ class Algorithm(ABC):
         """The method adapted to this model; most methods do not depend on it."""
         return self
 
-    def looking_at(self, model: Model) -> Self:
+    def looking_at(self, model: Model, max_evals: int | None) -> Self:
         """The method with permission to search the model's prior for a better start.
 
-        Most methods do not search: they begin at the start they are given.
+        ``max_evals`` is the budget of the fit. Most methods do not search: they begin at the start
+        they are given.
         """
         return self
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
+from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
-from qbvi.stopping import Stop, StopKind
 
 __all__ = ["Report", "Trace"]
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import to_numpy
 from qbvi.distributions import DISTRIBUTIONS, Distribution
+from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.families import (
     DiagonalGaussian,
@@ -27,7 +28,6 @@ from qbvi.model import Model
 from qbvi.points import mapped
 from qbvi.random import Independent, Sobol
 from qbvi.report import Report, Trace
-from qbvi.stopping import StopKind
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Real
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +14,21 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array, to_numpy
 from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
+from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import pareto_khat
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations, Failure
+from qbvi.ending import Stop, StopKind
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
 from qbvi.families import Family
 from qbvi.model import Model
-from qbvi.points import count, items
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm, Values
 from qbvi.results import Fit, Report, Trace
-from qbvi.stopping import Budget, History, ParameterChange, Rule, Stop, StopKind
+from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
 from qbvi.verdict import Look, Verdict
 
-__all__ = ["Conversation", "DomainError", "Iterate", "Request", "Run", "Snapshot", "Unconstrained", "drive"]
+__all__ = ["DomainError", "Run"]
 
 Floats = NDArray[np.float64]
 
@@ -48,72 +47,6 @@ class DomainError(RuntimeError):
     """
 
     fit: Fit | None = None
-
-
-class Unconstrained(NamedTuple):
-    """A start on the unconstrained scale."""
-
-    u: Floats  # (d,)
-    cov: Floats | None = None  # (d, d); the default is the method's own
-
-
-class Iterate(NamedTuple):
-    """The argument of a callback: the posterior after a step, on the unconstrained scale."""
-
-    n_evals: int
-    elbo: float  # estimate of the bound at the posterior before the step
-    gap: float  # predicted gain of further steps, in nats
-    mean: Floats  # (d,)
-    cov: Floats  # (d, d)
-
-
-@dataclass(frozen=True, eq=False)
-class Request:
-    """Points at which the loop needs values of the function."""
-
-    number: int  # of this request in its run, from zero
-    points: Any  # stacked constrained values: (n, *shape), or a dict of them
-    batch: tuple[Any, ...] = ()  # rows of the data, if there are any
-    scale: float = 1.0  # factor of the values that makes up for the rows left out
-
-    @property
-    def size(self) -> int:
-        """Number of points."""
-        return count(self.points)
-
-    @cached_property
-    def digest(self) -> bytes:
-        """A hash of these points: the same only if all are equal to the last bit."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, array in items(self.points):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(array, dtype=np.float64).data)
-        return digest.digest()
-
-
-Conversation = Generator[Request, Evaluations, Fit]
-
-
-class Kept(NamedTuple):
-    """A q, and residuals at draws from it: (n,) or, with mini-batches, (batches, n)."""
-
-    q: Array
-    h: Floats
-
-
-class Snapshot(NamedTuple):
-    """All that a run needs to continue as if it had never stopped: plain data and arrays."""
-
-    number: int  # of the next request
-    state: Any  # of the method; None before the first step
-    generators: tuple[dict[str, Any], ...]  # states of the random number generators
-    history: dict[str, NDArray[Any]]
-    kept: Kept | None  # the q that would be returned now
-    dark: int  # consecutive steps without a finite value
-    looks: int  # how often fresh draws have checked a convergence
-    n_evals: int
-    failures: tuple[Failure, ...]
-    seconds: float
 
 
 @dataclass
@@ -263,7 +196,8 @@ class Run:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
             self._engine.draws.bit_generator.state = before
             return stop
-        return self._take(theta, (yield from self._values(theta, self._engine.rows)), progress)
+        is_lenient = self.algorithm.is_exploring(self._state)
+        return self._take(theta, (yield from self._values(theta, self._engine.rows, is_lenient)), progress)
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -374,10 +308,12 @@ class Run:
             return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
         return self._kept
 
-    def _values(self, theta: Array, rows: np.random.Generator) -> Generator[Request, Evaluations, Values]:
+    def _values(
+        self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
+    ) -> Generator[Request, Evaluations, Values]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
-        self.black_box.is_lenient = self.algorithm.is_exploring(self._state)
+        self.black_box.is_lenient = is_lenient
         evaluations = yield request
         self.number += 1
         self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
@@ -503,25 +439,6 @@ class Run:
             backend=self.where or str(self.backend),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
-
-
-def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
-    """Answer every request of a run, and return its fit.
-
-    An error in ``answer`` is passed to the run, which may return the fit so far.
-    """
-    try:
-        request = next(conversation)
-        while True:
-            try:
-                evaluations = answer(request)
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C too: the run returns what it has
-                request = conversation.throw(error)
-            else:
-                request = conversation.send(evaluations)
-    except StopIteration as end:
-        fit: Fit = end.value
-        return fit
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

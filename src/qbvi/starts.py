@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.conversation import Unconstrained
+from qbvi.ending import Stop, StopKind
 from qbvi.model import Model
 from qbvi.results import Fit
-from qbvi.run import Unconstrained
-from qbvi.stopping import Stop, StopKind
 
 __all__ = ["best_of", "run_all", "starting_points"]
 

@@ -10,13 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import whole_number
+from qbvi.ending import Stop, StopKind
 
 __all__ = [
     "Budget",
@@ -26,145 +26,11 @@ __all__ = [
     "ParameterChange",
     "Patience",
     "Rule",
-    "Stop",
-    "StopKind",
     "as_rule",
 ]
 
 _NEVER = 10**9  # steps: more than any run makes
 _FASTEST = 1e-9  # least seconds of a step, to avoid a division by zero
-
-
-class StopKind(Enum):
-    """Why a fit ended: a key for programs, whether it converged, and a sentence for people.
-
-    Examples
-    --------
-    >>> StopKind.named("patience").is_converged
-    True
-    """
-
-    # A stopping rule applied.
-    GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
-    PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
-    PARAMETERS = (
-        "parameters",
-        True,
-        "no parameter changed by more than {tol:g} standard deviations in {steps} iterations",
-    )
-    OWN_RULE = "own-rule", True, "{sentence}"
-    # A limit was reached, or somebody ended the fit.
-    ITERATIONS = "iterations", False, "the limit of {iterations} iterations was reached before the fit settled"
-    EVALUATIONS = "evaluations", False, "the budget of {evaluations:,} evaluations was spent before the fit settled"
-    SECONDS = "seconds", False, "the time limit of {seconds:g} seconds was reached before the fit settled"
-    GAVE_UP = "gave-up", False, "{sentence}"
-    CALLBACK = "callback", False, "stopped by the callback"
-    INTERRUPTED = "interrupted", False, "interrupted ({by}) before the fit settled"
-    INTERRUPTED_AT_END = "interrupted-at-end", False, "{so_far}, but interrupted ({by}) during the last draws"
-    ERROR = "error", False, "ended by an error: {error}"
-    UNFINISHED = "unfinished", False, "the fit is not finished: values are still missing"
-    BY_HAND = "by-hand", False, "nothing was fitted: this posterior was built by hand"
-    # A rule applied, but the closing verdict took the convergence back.
-    FAILURES = "failures", False, "{so_far}, but the function fails at {share:.0%} of {draws}"
-    STILL_TO_GAIN = (
-        "still-to-gain",
-        False,
-        "{so_far}, but fresh draws show that further iterations would gain about {nats:.2g} nats",
-    )
-    LEFT_OPEN = (
-        "left-open",
-        False,
-        "{so_far}, but fresh draws leave about {nats:.2g} nats undecided: a few draws outweigh all others",
-    )
-    BOUND_BELOW = (
-        "bound-below",
-        False,
-        "fresh draws estimate the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
-    )
-    FAR_OFF = (
-        "far-off",
-        False,
-        (
-            "{so_far}, but log p / q varies by {nats:.2g} nats: the result is far from the posterior, "
-            "and its bound is uncertain"
-        ),
-    )
-    ONE_RATIO = "one-ratio", False, "{so_far}, but one importance ratio outweighs all others"
-    KHAT = (
-        "khat",
-        False,
-        (
-            "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
-            "try another one (family=) or a transform"
-        ),
-    )
-    STARTS_DISAGREE = (
-        "starts-disagree",
-        False,
-        (
-            "{so_far}, but the starts disagree: others converged elsewhere, at bounds of {bounds}; "
-            "the posterior has several modes"
-        ),
-    )
-
-    is_converged: bool
-    sentence: str
-
-    def __new__(cls, key: str, is_converged: bool, sentence: str) -> Self:
-        """Make the key the value of the member, and the rest its attributes."""
-        kind = object.__new__(cls)
-        kind._value_ = key
-        kind.is_converged, kind.sentence = is_converged, sentence
-        return kind
-
-    @classmethod
-    def named(cls, key: str) -> StopKind:
-        """The kind with this key."""
-        found = next((kind for kind in cls if kind.value == key), None)
-        if found is None:
-            msg = f"a kind of stop must be one of {', '.join(kind.value for kind in cls)}, got {key!r}"
-            raise ValueError(msg)
-        return found
-
-    @property
-    def is_by_user(self) -> bool:
-        """Whether the user ended the fit, so that no further start begins."""
-        return self in (StopKind.CALLBACK, StopKind.INTERRUPTED, StopKind.INTERRUPTED_AT_END)
-
-
-class Stop(NamedTuple):
-    """How a fit ended: the kind, and the reason as a sentence.
-
-    Examples
-    --------
-    >>> stop = Stop.of(StopKind.PATIENCE, patience=500)
-    >>> stop.converged, stop.reason
-    (True, 'the smoothed lower bound did not improve for 500 iterations')
-    >>> stop.but(StopKind.ONE_RATIO).reason.partition(", ")[2]
-    'but one importance ratio outweighs all others'
-    """
-
-    kind: StopKind
-    reason: str
-
-    @classmethod
-    def of(cls, kind: StopKind, **numbers: Any) -> Stop:
-        """A stop of this kind; ``numbers`` fill in its sentence."""
-        return cls(kind, kind.sentence.format(**numbers))
-
-    @classmethod
-    def own(cls, converged: bool, reason: str) -> Stop:
-        """The stop of a rule of your own, with your own sentence."""
-        return cls.of(StopKind.OWN_RULE if converged else StopKind.GAVE_UP, sentence=reason)
-
-    def but(self, kind: StopKind, **numbers: Any) -> Stop:
-        """The same stop with a further reason, which takes the convergence back."""
-        return Stop.of(kind, so_far=self.reason, **numbers)
-
-    @property
-    def converged(self) -> bool:
-        """Whether the fit counts as converged."""
-        return self.kind.is_converged
 
 
 @dataclass
@@ -253,7 +119,11 @@ class _Function(Rule):
     function: Callable[[History], Stop | None]
 
     def __call__(self, history: History) -> Stop | None:
-        return self.function(history)
+        stop = self.function(history)
+        if stop is not None and not isinstance(getattr(stop, "kind", None), StopKind):
+            msg = f"a rule must return None or a stop such as qbvi.stopping.Stop.own(True, 'done'), got {stop!r}"
+            raise TypeError(msg)
+        return stop
 
 
 def as_rule(rule: Any) -> Rule:

@@ -11,13 +11,13 @@ import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
 from qbvi.results import Fit
-from qbvi.stopping import StopKind
 from qbvi.supports import UserDefinedError
 
 __all__ = ["load", "read_facts", "save"]

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array, to_numpy
 from qbvi.diagnostics import is_khat_bad, left_open, missing_nats, still_to_gain
+from qbvi.ending import Stop, StopKind
 from qbvi.families import Family
 from qbvi.protocol import Values
-from qbvi.stopping import Stop, StopKind
 
 __all__ = ["Look", "Verdict"]
 

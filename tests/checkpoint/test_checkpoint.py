@@ -23,7 +23,7 @@ from qbvi import archive
 from qbvi.checkpoint import journal, read_saved
 from qbvi.checkpoint.fingerprint import fingerprint
 from qbvi.checkpoint.tree import Reader, Writer
-from qbvi.run import Snapshot
+from qbvi.conversation import Snapshot
 from qbvi.stopping import Budget
 
 PRIOR = qbvi.Normal(0, 2, shape=3)

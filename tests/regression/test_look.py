@@ -6,7 +6,7 @@ import pytest
 import qbvi
 from oracles import labour
 from qbvi.model import Model
-from qbvi.regression.look import Look, PriorScale
+from qbvi.regression.look import PriorLook, PriorScale
 from qbvi.regression.rules import LookRule
 from sweeps import sweep
 
@@ -118,7 +118,7 @@ def test_only_proper_priors_on_the_unconstrained_scale_are_looked_at():
 
 def test_rounds_close_in_on_the_better_of_two_modes(rng):
     """A narrow mode that the first round hardly sees, far from a broad one that is a hundred nats lower."""
-    prior, look = PriorScale((0.0, 0.0), (10.0, 10.0)), Look.begin(2, 0)
+    prior, look = PriorScale((0.0, 0.0), (10.0, 10.0)), PriorLook.begin(2, 0)
 
     def log_joint(theta):
         return np.logaddexp(-np.sum((theta - 12) ** 2, axis=1) / 8, -100 - np.sum((theta + 5) ** 2, axis=1) / 50)
@@ -134,11 +134,51 @@ def test_rounds_close_in_on_the_better_of_two_modes(rng):
 
 
 def test_a_look_that_sees_nothing_ends():
-    look = Look.begin(2, 0).tell(np.zeros((12, 2)), np.full(12, -np.inf), RULE)
+    look = PriorLook.begin(2, 0).tell(np.zeros((12, 2)), np.full(12, -np.inf), RULE)
     assert look.is_over
 
 
 def test_another_look_waits_until_the_fit_has_grown():
-    look = Look(np.zeros((10, 1)), np.zeros(10), 1, n_before=20, is_over=True)
+    look = PriorLook(np.zeros((10, 1)), np.zeros(10), 1, n_before=20, is_over=True)
     assert not look.is_due_again(90, RULE)
     assert look.is_due_again(91, RULE)
+
+
+def two_modes(x):
+    return float(np.sum(np.logaddexp(-3 * np.log1p((x - 3) ** 2 / 0.05), 6 - 3 * np.log1p((x + 5) ** 2 / 0.05))))
+
+
+def test_a_small_budget_is_not_spent_on_a_look():
+    """The longest look takes 132 evaluations: with less than five times that, the fit is that of one start."""
+    prior, options = qbvi.Normal(0, 4, shape=2), {"max_evals": RULE.least_budget(2) - 1, "seed": 0}
+    one, auto = (qbvi.fit(two_modes, prior, n_starts=n, **options) for n in (1, "auto"))
+    np.testing.assert_array_equal(one.q, auto.q)
+
+
+def test_the_closing_draws_still_raise():
+    """A fit that looked and converged: a failure at a fresh draw is an error, as ever."""
+    function, calls = line(2), []
+
+    def fails_late(p):
+        calls.append(1)
+        return np.nan if len(calls) > whole.n_evals - 20 else function(p)
+
+    whole = qbvi.fit(function, PRIOR, seed=3)
+    with pytest.raises(qbvi.EvaluationError, match="nan"):
+        qbvi.fit(fails_late, PRIOR, seed=3)
+
+
+def test_a_vectorised_function_that_raises_loses_only_the_points_to_blame():
+    function, seen = line(2), []
+
+    def fragile(p):
+        if np.any(p["b"] > 9.0):
+            seen.append(int(np.sum(p["b"] > 9.0)))
+            msg = "the solver gave up"
+            raise ValueError(msg)
+        return np.array([function({name: values[i] for name, values in p.items()}) for i in range(len(p["b"]))])
+
+    fit = qbvi.fit(fragile, PRIOR, vectorized=True, seed=1)
+    assert seen
+    assert fit.converged
+    assert fit.n_failed < 20

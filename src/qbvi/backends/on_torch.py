@@ -83,7 +83,7 @@ class OnTorch(Backend):
         made = []
         for n in (1, 2):
             own = mapped(torch.clone, sliced(points, 0, n))  # the function may overwrite what it is given
-            with _Made() as one:
+            with _AllocatedBytes() as one:
                 function(own, batch)
             made.append(one.bytes)
         return float(max(made[1] - made[0], 0))
@@ -120,7 +120,7 @@ class OnTorch(Backend):
         return None
 
 
-class _Made(TorchDispatchMode):  # type: ignore[misc]
+class _AllocatedBytes(TorchDispatchMode):  # type: ignore[misc]
     """Add up the bytes of all results of operations."""
 
     def __init__(self) -> None:

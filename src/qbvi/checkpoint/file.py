@@ -22,11 +22,12 @@ from qbvi.arrays import to_numpy
 from qbvi.checkpoint.fingerprint import Fingerprint
 from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
+from qbvi.conversation import Request, Snapshot, Unconstrained
 from qbvi.evaluate import Evaluations, Outcome
 from qbvi.evaluate.calls import blocks_of
 from qbvi.families import Family
 from qbvi.naming import pick
-from qbvi.run import Request, Run, Snapshot, Unconstrained
+from qbvi.run import Run
 
 __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
@@ -154,7 +155,7 @@ def _read_archive(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
 
 
 class Checkpoint:
-    """Keeps a run on the disk; pass `answer` to `qbvi.run.drive`.
+    """Keeps a run on the disk; pass `answer` to `qbvi.conversation.drive`.
 
     The state is written at the end, and after a step if all writing then stays below a twentieth of
     the run's time. The journal holds all evaluations since the last state. A resumed run repeats

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from qbvi.conversation import Request
 from qbvi.evaluate import Failure, Outcome
 from qbvi.points import row
-from qbvi.run import Request
 
 try:
     import fcntl

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from qbvi.ask import Ask
+    from qbvi.conversation import Iterate
     from qbvi.results import Fit
-    from qbvi.run import Iterate
 
 __all__ = ["add_to", "run"]
 
@@ -133,8 +133,8 @@ class _Server:
         return str(os.path.abspath(self._out))
 
     def _result(self, reason: str) -> Fit | None:
+        from qbvi.ending import Stop
         from qbvi.results import Fit
-        from qbvi.stopping import Stop
 
         try:
             fit = self.opt.fit()

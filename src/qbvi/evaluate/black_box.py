@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -138,6 +138,11 @@ class BlackBox:
             warn_if_not_a_log(raw[np.isfinite(raw)])
         return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
+    @property
+    def _calls(self) -> Calls:
+        """The calls in this process; while the box is lenient, one bad point spoils no other."""
+        return replace(self.calls, blame=True) if self.is_lenient and self.runner is None else self.calls
+
     def treatment(self, failure: Failure) -> Treatment:
         """What `on_failure` says about a failure; nothing raises while the box is lenient."""
         treatment = treatment_of(failure, self.on_failure)
@@ -165,11 +170,11 @@ class BlackBox:
         # In this process a bug is raised as it is, so that a debugger finds its frame.
         let_through = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
         for j, block in enumerate(blocks):
-            yield j, self.calls(block, batch, let_through)
+            yield j, self._calls(block, batch, let_through)
 
     def _repeated(self, outcomes: Sequence[Outcome]) -> int:
         """How many points were evaluated again, alone, to find the one that made a call fail."""
-        if not self.calls.blame:
+        if not self._calls.blame:
             return 0
         blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
         return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))

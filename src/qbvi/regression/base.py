@@ -209,7 +209,7 @@ class RegressionMethod(Algorithm):
     def _is_hidden(self, state: RegressionState, h: Floats) -> bool:
         """Whether the first q is so narrow that noise hides the function."""
         rule = self.rules.noise
-        if not state.noise or len(state.store.past) >= rule.most_widenings:
+        if not state.noise or len(state.store.past) - state.n_before >= rule.most_widenings:
             return False
         return float(np.var(h[np.isfinite(h)])) < rule.hidden * state.noise
 

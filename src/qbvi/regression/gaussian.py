@@ -16,7 +16,7 @@ from qbvi.protocol import Info, Values
 from qbvi.regression.base import Answer, Move, RegressionMethod
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by_bisection, repeated_share
-from qbvi.regression.look import Look, PriorScale
+from qbvi.regression.look import PriorLook, PriorScale
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.surrogate import HermiteRegression, Surrogate, Variances
@@ -102,9 +102,13 @@ class Regression(RegressionMethod):
         """Gaussian families only."""
         return isinstance(family, GaussianFamily)
 
-    def looking_at(self, model: Model) -> Self:
-        """The method that searches this model's prior if the log joint is not log-concave."""
-        return replace(self, prior=PriorScale.of(model))
+    def looking_at(self, model: Model, max_evals: int | None) -> Self:
+        """The method that searches this model's prior if the log joint is not log-concave.
+
+        It does so only with a budget of several times the longest look.
+        """
+        is_affordable = max_evals is None or max_evals >= self.rules.look.least_budget(model.dim)
+        return replace(self, prior=PriorScale.of(model)) if is_affordable else self
 
     def is_exploring(self, state: RegressionState) -> bool:
         """Whether the next points are a look at the prior."""
@@ -121,30 +125,44 @@ class Regression(RegressionMethod):
     ) -> tuple[RegressionState, Info]:
         """Make one iteration, or one round of a look."""
         if state.look is None or self.prior is None or state.look.is_over:
-            return super().tell(family, eta, state, theta, values)
+            state, info = super().tell(family, eta, state, theta, values)
+            return self._looking(state, float(info.gap)), info
         y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
         state = state._replace(look=state.look.tell(theta, y, self.rules.look))
         bound = math.nan if state.last_step is None else state.last_step.bound
-        return self._restarted(family, state, self.prior), Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
+        info = Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
+        return self._restarted(family, state, self.prior), info
+
+    def _looking(self, state: RegressionState, gap: float) -> RegressionState:
+        """Begin a look where the log joint is not log-concave and the fit is not about to end."""
+        if self.prior is None or state.is_concave or gap < self.tol:
+            return state
+        n, d = state.store.theta.shape
+        is_due = state.look is None or state.look.is_due_again(n, self.rules.look)
+        return state._replace(look=PriorLook.begin(d, n)) if is_due else state
 
     def _restarted(self, family: GaussianFamily, state: RegressionState, prior: PriorScale) -> RegressionState:
         """Start again at the best point of a look, if it is better than all points of the path."""
         assert state.look is not None
         point, top = state.look.top
-        if not state.look.is_over or not top > float(np.max(state.store.y)) + self.rules.look.better:
+        least = self.rules.look.better + self.rules.look.noise_errors * math.sqrt(state.noise or 0.0)
+        if not state.look.is_over or not top > float(np.max(state.store.y)) + least:
             return state
         fresh = self.init(family, family.start(point, self.start_scale(np.asarray(prior.scale))))
         return state._replace(
-            q=fresh.q, variances=fresh.variances, radius=fresh.radius, last_step=None, misfit=1.0, n_effective=0.0
+            q=fresh.q,
+            variances=fresh.variances,
+            radius=fresh.radius,
+            last_step=None,
+            misfit=1.0,
+            n_effective=0.0,
+            n_before=len(state.store.past),
         )
 
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
-        """The state after a step; a look begins if the log joint is not log-concave."""
+        """The state after a step, which remembers whether the log joint may be log-concave."""
         state = super()._moved(state, answer, move)
-        n, d = state.store.theta.shape
-        is_first = state.look is None and move.is_upward
-        is_next = state.look is not None and state.look.is_due_again(n, self.rules.look)
-        return state._replace(look=Look.begin(d, n)) if self.prior is not None and (is_first or is_next) else state
+        return state._replace(is_concave=state.is_concave and not move.is_upward)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -233,7 +251,7 @@ class Regression(RegressionMethod):
         """
         rule = self.rules.retreat
         if state.last_step is None:
-            turn = len(state.store.past)
+            turn = len(state.store.past) - state.n_before
             factor = rule.rescale ** (turn if turn % 2 else -turn)  # wider, narrower, wider
             return state._replace(q=self._widened(family, state.q, factor))
         if state.last_step.kl > rule.small_kl:
@@ -244,7 +262,8 @@ class Regression(RegressionMethod):
         best = family.whiten(state.q, state.store.theta[[int(np.argmax(state.store.y))]])[0]
         eye = np.eye(family.dim)
         around = family.deform(state.q, best, eye, eye)
-        return state._replace(q=self._widened(family, around, rule.narrowing), last_step=None)
+        narrower = self._widened(family, around, rule.narrowing)
+        return state._replace(q=narrower, last_step=None, n_before=len(state.store.past))
 
 
 class _Cost(NamedTuple):

@@ -152,7 +152,7 @@ class NaturalLine:
 
 Point = TypeVar("Point")
 
-_SMALLEST_SHARE = 1e-200  # of the full step: below, squares underflow
+_SMALLEST_SHARE = 1e-150  # of the full step: below, squares underflow
 
 
 def longest_by_bisection(
@@ -168,7 +168,7 @@ def longest_by_bisection(
         return whole
     low, high = 0.0, longest
     while low == 0.0 and high > _SMALLEST_SHARE:
-        for _ in range(halvings):
+        for _ in range(max(1, halvings)):
             middle = 0.5 * (low + high)
             low, high = (middle, high) if is_allowed(at(middle)) else (low, middle)
     return at(low)

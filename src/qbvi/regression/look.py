@@ -21,7 +21,7 @@ from qbvi.model import Model
 from qbvi.random import Sobol
 from qbvi.regression.rules import LookRule
 
-__all__ = ["Look", "PriorScale"]
+__all__ = ["PriorLook", "PriorScale"]
 
 Floats = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class PriorScale:
         return cls(tuple(loc.tolist()), tuple(scale.tolist()))
 
 
-class Look(NamedTuple):
+class PriorLook(NamedTuple):
     """The points of a look so far, and their log joints."""
 
     theta: Floats  # (N, d)
@@ -59,7 +59,7 @@ class Look(NamedTuple):
     is_over: bool
 
     @classmethod
-    def begin(cls, d: int, n_before: int) -> Look:
+    def begin(cls, d: int, n_before: int) -> PriorLook:
         """Nothing evaluated yet."""
         return cls(np.empty((0, d)), np.empty(0), 0, n_before, False)
 
@@ -71,7 +71,7 @@ class Look(NamedTuple):
         best = self.theta[self._best(rule)]
         return np.asarray(best.mean(axis=0) + best.std(axis=0) * rng.standard_normal((n, d)))
 
-    def tell(self, theta: Floats, y: Floats, rule: LookRule) -> Look:
+    def tell(self, theta: Floats, y: Floats, rule: LookRule) -> PriorLook:
         """Add the values of a round.
 
         The look is over when the best points are about equally good, when too few values are

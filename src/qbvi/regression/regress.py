@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.families.base import Family
-from qbvi.regression.look import Look
+from qbvi.regression.look import PriorLook
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Chosen, Store
 from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
@@ -32,7 +32,9 @@ class RegressionState(NamedTuple):
     noise: float | None  # variance of the function's noise; None before it is measured
     misfit: float  # share of the unexplained variance that is not the function's noise
     n_effective: float  # effective sample size of the last regression
-    look: Look | None = None  # at the prior, where there was one
+    look: PriorLook | None = None  # at the prior, where there was one
+    is_concave: bool = True  # whether no curvature of the log joint was seen to be positive
+    n_before: int = 0  # batches before the present start
 
 
 class Regressed(NamedTuple):

@@ -390,11 +390,17 @@ class LookRule:
     most_rounds: int = 10
     # The fit starts again at the best point of the look if it is so many nats better than the path.
     better: float = 3.0
+    noise_errors: float = 4.0  # standard deviations of the function's noise, added to that
     again: float = 3.0  # factor by which the evaluations must have grown before another look
+    budget: int = 5  # the longest look takes at most one part in so many of a budget
 
     def batch(self, d: int) -> int:
         """Points of one round."""
         return max(self.fewest, self.points * d)
+
+    def least_budget(self, d: int) -> int:
+        """Evaluations below which a fit does not look."""
+        return self.budget * (self.first + self.most_rounds - 1) * self.batch(d)
 
     def elite(self, d: int) -> int:
         """Points that the next round is drawn around."""
