@@ -22,13 +22,25 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def client():
+def connected():
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 1, "logging.distributed": "critical"}),
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         distributed.Client(cluster) as client,
     ):
         yield client
+
+
+@pytest.fixture
+def client(connected):
+    """A client of two living workers: those that the test before killed are back, or replaced."""
+    try:
+        connected.wait_for_workers(2, timeout=20)
+    except TimeoutError:
+        connected.cluster.scale(0)
+        connected.cluster.scale(2)
+        connected.wait_for_workers(2, timeout=60)
+    return connected
 
 
 def pids(client):
@@ -68,7 +80,7 @@ def test_a_worker_killed_in_the_middle_of_a_step_costs_nothing_but_time(client, 
 
 
 def test_a_point_that_kills_every_worker_is_given_up_and_no_other(client):
-    function = Faulty("exit", 1)
+    function = Faulty("exit-later", 1)
     rng = np.random.default_rng(5)
     points = rng.standard_normal((200, 3))
     bad = [i for i, theta in enumerate(points) if function.is_bad(theta)][:1]

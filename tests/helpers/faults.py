@@ -45,11 +45,18 @@ def raise_value_error(theta):
     raise ValueError(msg)
 
 
+def exit_later(theta):
+    """Die a moment after the call began: a Dask nanny does not replace a worker that dies while it starts."""
+    time.sleep(1.0)
+    os._exit(3)
+
+
 FAULTS = {
     "nan": lambda theta: np.nan,
     "raise": raise_value_error,
     "abort": lambda theta: os.abort(),
     "exit": lambda theta: os._exit(3),
+    "exit-later": exit_later,
     "hang": lambda theta: time.sleep(1000),
 }
 
