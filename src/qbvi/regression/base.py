@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,32 +26,16 @@ __all__ = ["Answer", "Move", "RegressionMethod"]
 Floats = NDArray[np.float64]
 
 
-class Answer(Protocol):
-    """What a regression estimates: the bound at q and its natural gradient."""
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a regression estimates at q."""
 
-    @property
-    def bound(self) -> float:
-        """Lower bound at q."""
-
-    @property
-    def bound_se(self) -> float:
-        """Its standard error."""
-
-    @property
-    def gradient_norm(self) -> float:
-        """Length of the natural gradient in orthonormal coordinates."""
-
-    @property
-    def variances(self) -> Variances:
-        """Prior variances that predict best."""
-
-    @property
-    def tail(self) -> float:
-        """Variance, under q, of the part of the residual that no member of the family can fit."""
-
-    @property
-    def n_effective(self) -> float:
-        """Effective sample size: draws that are unlikely under q count less."""
+    bound: float  # lower bound
+    bound_se: float  # its standard error
+    gradient_norm: float  # length of the natural gradient in orthonormal coordinates
+    variances: Variances  # prior variances that predict best
+    tail: float  # variance, at q, of what no member of the family follows
+    n_effective: float  # effective sample size
 
 
 class Move(NamedTuple):

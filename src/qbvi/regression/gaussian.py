@@ -19,40 +19,18 @@ from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by
 from qbvi.regression.look import PriorLook, PriorScale
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
-from qbvi.regression.surrogate import HermiteRegression, Surrogate, Variances
+from qbvi.regression.surrogate import HermiteRegression, Surrogate
 
 __all__ = ["Regression", "longest_step"]
 
 Floats = NDArray[np.float64]
 
 
-class _Answer(NamedTuple):
-    """A regression and its answer."""
-
+@dataclass(frozen=True, eq=False)
+class _Answer(Answer):
     regression: HermiteRegression
     surrogate: Surrogate
-    n_effective: float
-    is_credible: bool = True  # whether its bound agrees with the plain mean over the newest draws
-
-    @property
-    def bound(self) -> float:
-        return self.surrogate.bound
-
-    @property
-    def bound_se(self) -> float:
-        return self.surrogate.bound_se
-
-    @property
-    def gradient_norm(self) -> float:
-        return math.sqrt(float(np.sum(self.surrogate.b**2) + 0.5 * np.sum(self.surrogate.C**2)))
-
-    @property
-    def variances(self) -> Variances:
-        return self.surrogate.variances
-
-    @property
-    def tail(self) -> float:
-        return self.surrogate.scale
+    is_credible: bool = True  # whether the bound agrees with the plain mean of the newest draws
 
 
 @dataclass(frozen=True)
@@ -174,7 +152,16 @@ class Regression(RegressionMethod):
         m = len(found.pair)
         draws = LeftOutDraws(found.regression.points.z[-m:], found.weights[-m:], found.pair)
         surrogate = corrected(surrogate, draws, self.rules.holdout.spread)
-        return _Answer(found.regression, surrogate, found.n_effective)
+        return _Answer(
+            bound=surrogate.bound,
+            bound_se=surrogate.bound_se,
+            gradient_norm=math.sqrt(float(np.sum(surrogate.b**2) + 0.5 * np.sum(surrogate.C**2))),
+            variances=found.variances,
+            tail=surrogate.scale,
+            n_effective=found.n_effective,
+            regression=found.regression,
+            surrogate=surrogate,
+        )
 
     def _checked(self, answer: _Answer, h: Floats) -> _Answer:
         """Limit the bound by the plain mean over the mirror pairs just drawn from the same q.
@@ -193,7 +180,7 @@ class Regression(RegressionMethod):
         bound = float(np.clip(answer.bound, pairs.mean() - reach, pairs.mean() + reach))
         if bound == answer.bound:
             return answer
-        return answer._replace(surrogate=replace(answer.surrogate, bound=bound), is_credible=False)
+        return replace(answer, bound=bound, is_credible=False)
 
     def _move(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
         rule, repeated = self.rules.trust_region, np.float64(0.0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -30,13 +30,13 @@ from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.random import Sobol
-from qbvi.regression.base import Move, RegressionMethod
+from qbvi.regression.base import Answer, Move, RegressionMethod
 from qbvi.regression.correction import kept_share
 from qbvi.regression.hermite import radial_feature, tail_variance
 from qbvi.regression.line import longest_by_bisection
 from qbvi.regression.regress import Regressed, RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
-from qbvi.regression.surrogate import Variances, leave_pairs_out
+from qbvi.regression.surrogate import leave_pairs_out
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["MeanFieldRegression"]
@@ -50,23 +50,13 @@ _FINEST = 100  # while each step halves the gap, continue down to the tolerance 
 _POINTS_PER_PAIR = 4  # least number of draws for each coefficient of the coupling
 
 
-class _Answer(NamedTuple):
-    """The estimated bound and its natural gradient."""
-
-    bound: float
-    bound_se: float
-    w: Floats  # (k,) coefficients of the family's features: the natural gradient
-    C: Floats  # (d, d) curvature along all Gaussian coordinates, also where the family has none
+@dataclass(frozen=True, eq=False)
+class _Answer(Answer):
+    w: Floats  # (k,) natural gradient: coefficients of the family's features
+    C: Floats  # (d, d) curvature along all Gaussian coordinates, in the family or not
     coupling: Floats  # (k, k) coefficients of products of features of different groups
     surrogate: Callable[[Floats], Floats]  # of whitened coordinates (n, n_whitened) -> (n,)
     error: float  # expected loss, in nats, from the error of w
-    tail: float  # variance of the part of the residual that no member of the family can fit
-    variances: Variances
-    n_effective: float  # effective sample size
-
-    @property
-    def gradient_norm(self) -> float:
-        return float(np.linalg.norm(self.w))
 
 
 class _Proposal(NamedTuple):
@@ -126,10 +116,12 @@ class MeanFieldRegression(RegressionMethod):
         correction, noise = _unseen(family, state, found, left_out.residuals)
         keep = kept_share(float(correction @ correction), noise, family.size, self.rules.holdout.spread)
         variance = float(_weights(family, state, found, len(left_out.residuals)) @ left_out.residuals**2)
+        w = projection.w + keep * correction
         return _Answer(
             bound=projection.bound,
             bound_se=math.sqrt(variance / found.n_effective),
-            w=projection.w + keep * correction,
+            gradient_norm=float(np.linalg.norm(w)),
+            w=w,
             coupling=projection.coupling,
             surrogate=surrogate,
             C=regression.curvature(variances, solved, _is_gaussian(family)),
@@ -179,7 +171,7 @@ class MeanFieldRegression(RegressionMethod):
         strength, axes = np.linalg.eigh(answer.coupling)
         if strength[-1] < rule.coupling:
             return None
-        pushes = (answer._replace(w=sign * rule.push * axes[:, -1]) for sign in (1, -1))
+        pushes = (replace(answer, w=sign * rule.push * axes[:, -1]) for sign in (1, -1))
         proposals = [_at(family, q, push, 1.0, self.rules.trust_region) for push in pushes]
         moves = [p.move._replace(gain=_rise(family, q, answer, p.move)) for p in proposals if p.is_inside]
         best = max(moves, key=lambda move: move.gain, default=None)
