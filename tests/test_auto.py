@@ -301,3 +301,15 @@ def test_a_saturating_likelihood_under_a_wide_prior_is_not_called_converged_from
     best = -minimize(lambda p: -bound(p[0], np.exp(p[1])), [0.9 * width, np.log(0.3 * width)], method="Nelder-Mead").fun
     fit = qbvi.fit(lambda t: 5 * log_expit(t), qbvi.Normal(0, width), vectorized=True, seed=seed)
     assert best - bound(fit.mean, fit.sd) < 0.5 or not fit.converged, fit.stop_reason
+
+
+def test_bounds_by_minus_infinity_need_no_option():
+    """As emcee users write them: zero likelihood outside of a box, which the posterior hardly touches."""
+    fit = qbvi.fit(
+        lambda x: -0.5 * np.sum((x - 1) ** 2) if np.all(np.abs(x) < 4) else -np.inf, qbvi.Normal(0, 10, shape=2), seed=1
+    )
+    assert fit.converged, fit.stop_reason
+    np.testing.assert_allclose(fit.mean, 100 / 101, atol=0.02)
+    cut = qbvi.fit(lambda x: -0.5 * np.sum(x**2) if x[0] > 0 else -np.inf, qbvi.Normal(0, 10, shape=2), seed=1)
+    assert not cut.converged
+    assert "fails at" in cut.stop_reason

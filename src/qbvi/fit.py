@@ -138,7 +138,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     on_failure
         What to do with points at which the function fails:
 
-        - ``"raise"``: stop with a `qbvi.EvaluationError`, which holds the fit so far.
+        - ``"raise"``: stop with a `qbvi.EvaluationError`, which holds the fit so far. Minus
+          infinity does not raise: the likelihood is zero there, and the point is left out.
         - ``"exclude"``: leave the point out.
         - ``"floor"``: use a value below all others of the same iteration.
         - A function that takes the `qbvi.Failure` and returns a value.

@@ -58,10 +58,19 @@ def test_a_wrong_shape_or_type_is_an_error_whatever_the_policy(returned, vectori
 
 @pytest.mark.parametrize(("bad", "kind"), [(np.nan, "nan"), (np.inf, r"\+inf"), (-np.inf, "-inf")])
 def test_raise_names_the_point_and_the_ways_out(bad, kind):
-    box = BlackBox(lambda x: bad if x[0] == 3 else 0.0)
+    box = BlackBox(lambda x: bad if x[0] == 3 else 0.0, on_failure={"-inf": "raise"})
     with pytest.raises(EvaluationError, match=rf'{kind} .*\[3., 4.\].*on_failure="exclude"') as caught:
         box(POINTS)
     np.testing.assert_array_equal(caught.value.failure.parameters, [3.0, 4.0])
+
+
+@pytest.mark.parametrize("on_failure", ["raise", {"nan": "raise"}])
+def test_minus_infinity_is_a_likelihood_of_zero_and_no_error(on_failure):
+    box = BlackBox(lambda x: -np.inf if x[0] == 3 else -1.0, on_failure=on_failure)
+    result = box(POINTS)
+    np.testing.assert_array_equal(result.ok, [True, False, True])
+    np.testing.assert_array_equal(result.values, -1.0)
+    assert [failure.kind for failure in box.failures] == ["-inf"]
 
 
 def explode(x):

@@ -96,7 +96,7 @@ def maximum_likelihood(
     (1.2667, 0.3333)
     """
     model = Model(prior)
-    climb = _Climb(model, BlackBox(log_likelihood, vectorized))
+    climb = _Climb(model, BlackBox(log_likelihood, vectorized, on_failure={"-inf": "raise"}))
     loc, scale = model.initial()
     start = loc if init is None else model.unconstrain(init)
     peak = _settled(climb, _bfgs(climb, start, scale), scale)

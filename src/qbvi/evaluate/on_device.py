@@ -181,10 +181,11 @@ class DeviceBox(BlackBox):
         return {i: failure for i, failure in found.items() if failure is not None}
 
     def record(self, failures: Mapping[int, Failure], ok: NDArray[np.bool_]) -> None:
-        """Keep failures; raise the first one if the policy is ``"raise"``."""
+        """Keep failures; raise the first one that the policy says to raise."""
         self.failures.extend(failures.values())
-        if self.on_failure == "raise":
-            raise self._error(next(iter(failures.values())), dict(failures), ok)
+        raised = next((failure for failure in failures.values() if self.treatment(failure) == "raise"), None)
+        if raised is not None:
+            raise self._error(raised, dict(failures), ok)
 
     def raw(self, points: Any, batch: tuple[Any, ...]) -> tuple[Array, Array]:
         """Values (n,) and noise (n,) as the function returns them.

@@ -23,6 +23,7 @@ __all__ = [
 Treatment = str | Callable[[Failure], float]
 OnFailure = Treatment | Mapping[str | type[BaseException], Treatment]
 
+ZERO = "-inf"  # the kind of a likelihood of zero
 _TREATMENTS = dict.fromkeys(("raise", "exclude", "floor"))
 # Nats by which a floored value lies below all others, however close to each other these are.
 _LEAST_DROP = 1.0
@@ -47,7 +48,8 @@ def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
     """Look up the treatment of a failure.
 
     A dict is searched by exception type first, the closest base class before others, then by kind.
-    Failures that it does not list are raised.
+    Failures that it does not list are raised. Minus infinity is the exception: a likelihood of zero
+    is a value, so such a point is excluded unless a dict says otherwise for ``"-inf"``.
 
     Examples
     --------
@@ -58,12 +60,15 @@ def treatment_of(failure: Failure, on_failure: OnFailure) -> Treatment:
     'exclude'
     >>> treatment_of(failure, {"nan": "floor"})
     'raise'
+    >>> treatment_of(Failure(np.zeros(2), "-inf", "returned -inf"), "raise")
+    'exclude'
     """
     if not isinstance(on_failure, Mapping):
-        return on_failure
+        return "exclude" if failure.kind == ZERO and on_failure == "raise" else on_failure
     by_type = {full_name(key): treatment for key, treatment in on_failure.items() if isinstance(key, type)}
     listed = [by_type[name] for name in failure.types if name in by_type]
-    return listed[0] if listed else on_failure.get(failure.kind, "raise")
+    unlisted = "exclude" if failure.kind == ZERO else "raise"
+    return listed[0] if listed else on_failure.get(failure.kind, unlisted)
 
 
 def excluded_value(values: Array, ok: Array) -> Array:
@@ -104,7 +109,8 @@ def replace_failed(policy: str, values: Array, ok: Array) -> tuple[Array, Array]
     Parameters
     ----------
     policy
-        ``"raise"`` (leave them as they are), ``"exclude"`` or ``"floor"``.
+        ``"raise"`` (exclude zero likelihoods; whoever calls raises an error for other failures),
+        ``"exclude"`` or ``"floor"``.
     values, ok
         The values, and which of them are fine.
 
@@ -120,12 +126,10 @@ def replace_failed(policy: str, values: Array, ok: Array) -> tuple[Array, Array]
     >>> replace_failed("floor", np.array([-1.0, np.nan, -3.0]), np.array([True, False, True]))
     (array([-1., -5., -3.]), array([ True,  True,  True]))
     """
-    if policy == "raise":
-        return values, ok
     xp = array_namespace(values)
     some = _number(ok, values) > 0
-    replacement = excluded_value(values, ok) if policy == "exclude" else floor_value(values, ok)
-    fine = ok if policy == "exclude" else ok | some
+    replacement = floor_value(values, ok) if policy == "floor" else excluded_value(values, ok)
+    fine = ok | some if policy == "floor" else ok
     return xp.where(ok, values, xp.where(some, replacement, xp.full_like(replacement, xp.nan))), fine
 
 
