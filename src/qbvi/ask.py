@@ -126,6 +126,7 @@ class Ask:
         model, posterior = arrange(prior, family)
         algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
+        given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         if init is None:
             algorithm = algorithm.looking_at(model, budget.max_evals)
         self._run = Run(
@@ -140,8 +141,7 @@ class Ask:
         )
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:
-            given = {"prior": prior, "method": algorithm, "family": family, "init": init, "seed": self._run.seed}
-            prints = {name: fingerprint(name, value) for name, value in given.items()}
+            prints = {name: fingerprint(name, value) for name, value in {**given, "seed": self._run.seed}.items()}
             self._checkpoint = Checkpoint(checkpoint, self._run, prints, on_mismatch)
             init = self._checkpoint.begin(init)
         self._begin(init, Answers())

@@ -208,11 +208,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
-    if is_auto and init is None and not _is_partial(batches):
-        algorithm = algorithm.looking_at(model, budget.max_evals)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
-    prints = {} if checkpoint is None else {name: fingerprint(name, value) for name, value in given.items()}
+    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto})
+    if is_auto and init is None and not _is_partial(batches):
+        algorithm = algorithm.looking_at(model, budget.max_evals)
     warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
@@ -251,6 +251,10 @@ def _starts(n_starts: Any) -> tuple[bool, int]:
     """Whether the method may look for a better start, and the number of starts."""
     is_auto = isinstance(n_starts, str) and n_starts == "auto"
     return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
+
+
+def _fingerprints(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fingerprint(name, value) for name, value in given.items()}
 
 
 def _is_partial(batches: Any) -> bool:
