@@ -45,7 +45,10 @@ def make_batch(problem, family, q, draws, rng):
 
 # Draws come before the family: each law of them is tried on one, and the sweep tries it on the other.
 SETTINGS = [
-    *(pytest.param(Gaussian(2), draws, id=f"Gaussian-{draws}") for draws in DRAWS),
+    *(
+        pytest.param(Gaussian(2), draws, id=f"Gaussian-{draws}", marks=[pytest.mark.soak] * (draws == "sobol"))
+        for draws in DRAWS
+    ),
     *(
         pytest.param(DiagonalGaussian(2), draws, id=f"DiagonalGaussian-{draws}", marks=[pytest.mark.soak] * (k > 0))
         for k, draws in enumerate(DRAWS)
