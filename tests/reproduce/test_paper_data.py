@@ -7,7 +7,7 @@ import qbvi
 from oracles import credit, labour
 from sweeps import sweep
 
-SEEDS = sweep(range(10), first=2)
+SEEDS = sweep(range(10), first=1)
 
 
 def problem(name):
