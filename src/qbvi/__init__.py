@@ -41,6 +41,7 @@ from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualContr
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
+from qbvi.free import Free
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
 from qbvi.run import DomainError
@@ -72,6 +73,7 @@ __all__ = [
     "ExponentialMap",
     "Failure",
     "Fit",
+    "Free",
     "Flat",
     "Gamma",
     "HalfCauchy",

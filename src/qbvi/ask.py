@@ -31,7 +31,7 @@ from qbvi.conversation import Conversation, Iterate, Request
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.points import row, rows
 from qbvi.progress import Progress
@@ -115,7 +115,7 @@ class Ask:
         method: str | Algorithm = "auto",
         family: str | Groups | Mapping[Any, str] = "auto",
         init: Any = None,
-        tol: float = 0.01,
+        tol: float | None = None,
         max_evals: int | None = None,
         on_failure: OnFailure = "raise",
         seed: int | np.random.Generator | np.random.SeedSequence | None = None,
@@ -124,7 +124,9 @@ class Ask:
         on_mismatch: str = "raise",
     ) -> None:
         model, posterior = arrange(prior, family)
-        algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
+        tol = None if tol is None else positive_number("tol", tol)
+        is_free = isinstance(family, str) and family == "auto"
+        algorithm = choose_method(method, model, Task(posterior, tol, is_free=is_free))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         if init is None:

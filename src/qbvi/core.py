@@ -100,10 +100,11 @@ class Core:
         """The function's argument: stacked constrained values."""
         return self.model.constrain(theta)
 
-    def values(self, theta: Array, likelihood: Array, ok: Array, noise_sd: Array) -> Values:
+    def values(self, theta: Array, evaluations: Evaluations) -> Values:
         """Add the prior to the function's values (n,)."""
+        likelihood, *rest = evaluations
         log_joint = likelihood + self.model.log_prior(theta)
-        return Values(likelihood + self._prior.remaining(theta), log_joint, ok, noise_sd)
+        return Values(likelihood + self._prior.remaining(theta), log_joint, *rest)
 
     def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
         """The next state, and the iteration."""
@@ -148,7 +149,7 @@ class Core:
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
         likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
-        values = self.values(theta, likelihood, ok, noise_sd * inputs.scale)
+        values = self.values(theta, Evaluations(likelihood, ok, noise_sd * inputs.scale))
         state, iteration = self.tell(inputs.eta, state, theta, values)
         return state, iteration, raw
 
@@ -224,7 +225,7 @@ class Engine:
 
     def values(self, theta: Array, evaluations: Evaluations) -> Values:
         """The function's values, with the prior."""
-        values: Values = self.call(self.core, "values", theta, *evaluations)
+        values: Values = self.call(self.core, "values", theta, evaluations)
         return values
 
     def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:

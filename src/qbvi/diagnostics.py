@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-__all__ = ["is_khat_bad", "khat_error", "left_open", "missing_nats", "pareto_khat", "still_to_gain"]
+__all__ = ["is_khat_bad", "khat_error", "left_open", "log_evidence", "missing_nats", "pareto_khat", "still_to_gain"]
 
 # Up to this k-hat importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024).
 KHAT_LIMIT = 0.7
@@ -51,6 +51,27 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
         return float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
     return float(np.nan_to_num(khat, nan=np.inf)), ()
+
+
+def log_evidence(h: NDArray[np.float64], khat: float) -> tuple[float, float]:
+    """Log evidence by importance sampling from draws of q, and its standard error.
+
+    ``h = log p(y, theta) - log q(theta)`` (n,). The error is infinite if k-hat is above its limit:
+    the largest ratios are then still to come.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> log_evidence(np.array([-3.0, -3.0, -3.0]), khat=-np.inf)
+    (-3.0, 0.0)
+    """
+    finite = h[np.isfinite(h)]
+    if not finite.size:
+        return float("nan"), float("nan")
+    ratios = np.exp(finite - finite.max())
+    value = float(finite.max() + np.log(ratios.sum() / h.size))
+    error = float(ratios.std(ddof=1) / (ratios.mean() * np.sqrt(finite.size))) if finite.size > 1 else np.inf
+    return value, float("inf") if khat > KHAT_LIMIT else error
 
 
 def khat_error(khat: float, n: int) -> float:

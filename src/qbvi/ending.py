@@ -19,6 +19,7 @@ class StopKind(Enum):
 
     # A stopping rule applied.
     GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
+    MISSING = "missing", True, "fewer than {tol:g} nats of the posterior are missing"
     PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
     PARAMETERS = (
         "parameters",

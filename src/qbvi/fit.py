@@ -15,12 +15,12 @@ from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluations, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
@@ -44,7 +44,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     batch_size: int | None = None,
     init: Any = None,
     n_starts: int | str = "auto",
-    tol: float = 0.01,
+    tol: float | None = None,
     max_evals: int | None = None,
     max_time: float | None = None,
     on_failure: OnFailure = "raise",
@@ -206,7 +206,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
-    algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
+    tol = None if tol is None else positive_number("tol", tol)
+    is_free = isinstance(family, str) and family == "auto"
+    algorithm = choose_method(method, model, Task(posterior, tol, _is_partial(batches), library, is_free))
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
@@ -366,7 +368,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
     try:
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
-            made = backend.shaped(lambda u: (core.points(u), core.values(u, u[:, 0], u[:, 0] == 0, u[:, 0])), u)
+            made = backend.shaped(lambda u: (core.points(u), core.values(u, Evaluations(u[:, 0], u[:, 0] == 0, u[:, 0]))), u)
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"

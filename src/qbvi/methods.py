@@ -9,8 +9,8 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.arguments import positive_number, whole_number
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
-from qbvi.evaluate import Batches
 from qbvi.families import DiagonalGaussian, Family, GaussianFamily
+from qbvi.free import Free
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
@@ -31,9 +31,15 @@ class Task(NamedTuple):
     """What the choice of a method depends on."""
 
     family: Family
-    tol: float  # predicted gain, in nats, below which to stop
+    tol: float | None = None  # nats below which to stop; None for the method's own
     has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
+    is_free: bool = False  # whether the posterior may take any shape
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The tolerance as an argument, if there is one."""
+        return {} if self.tol is None else {"tol": self.tol}
 
 
 def automatic(task: Task) -> Algorithm:
@@ -41,6 +47,7 @@ def automatic(task: Task) -> Algorithm:
 
     - Mini-batches, or more dimensions than a regression can handle: the residual estimator.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
+    - A posterior that may take any shape, in few dimensions on the host: `Free`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
     family, on_host = task.family, task.backend.is_host
@@ -48,16 +55,20 @@ def automatic(task: Task) -> Algorithm:
     if task.has_batches or family.dim > most:
         return many_dimensional(family.dim)
     if not isinstance(family, GaussianFamily):
-        return MeanFieldRegression(tol=task.tol)
-    return Regression(tol=task.tol) if on_host else Ridge(tol=task.tol)
+        return MeanFieldRegression(**task.options)
+    free = Free(**task.options)
+    if task.is_free and on_host and free.fits(family):
+        return free
+    return Regression(**task.options) if on_host else Ridge(**task.options)
 
 
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "auto": automatic,
     "paper": lambda task: paper(),
-    "regression": lambda task: Regression(tol=task.tol),
-    "mean-field": lambda task: MeanFieldRegression(tol=task.tol),
-    "ridge": lambda task: Ridge(tol=task.tol),
+    "free": lambda task: Free(**task.options),
+    "regression": lambda task: Regression(**task.options),
+    "mean-field": lambda task: MeanFieldRegression(**task.options),
+    "ridge": lambda task: Ridge(**task.options),
     "bbvi": lambda task: BBVI(),
     "cgvb": lambda task: CGVB(),
     "mgvb": lambda task: MGVB(),
@@ -67,17 +78,13 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
 def choose_method(
     method: str | Algorithm,
     model: Model,
-    family: Family,
-    batches: Batches | None,
-    tol: float,
-    backend: Backend = HOST,
+    task: Task,
 ) -> Algorithm:
     """Turn the argument ``method`` into a method for this family on this backend.
 
     Raises an error if the method cannot fit the family.
     """
     if isinstance(method, str):
-        task = Task(family, tol, batches is not None and batches.is_partial, backend)
         chosen: Algorithm = pick("method", method, METHODS)(task)
     elif isinstance(method, Algorithm):
         chosen = method
@@ -87,7 +94,7 @@ def choose_method(
             f"qbvi.Regression(...), which derives from qbvi.protocol.Algorithm, got {method!r}"
         )
         raise TypeError(msg)
-    if not chosen.fits(family):
+    if not chosen.fits(task.family):
         msg = (
             f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}; "
             "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"

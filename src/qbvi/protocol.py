@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self
 
 from qbvi.arrays import Array
-from qbvi.families.base import Family
+from qbvi.families.base import Density, Family
 from qbvi.model import Model
 
-__all__ = ["Algorithm", "Info", "Values"]
+__all__ = ["Algorithm", "Info", "Outcome", "Values"]
 
 
 class Values(NamedTuple):
@@ -19,6 +19,7 @@ class Values(NamedTuple):
     log_joint: Array  # (n,) log p(y, theta), Jacobian included
     ok: Array  # (n,) False where the function failed and another value stands in
     noise_sd: Array  # (n,) standard deviation of the function's noise; zero if unknown
+    zero: Array | None = None  # (n,) where the likelihood is zero; None if that is not known
 
 
 class Info(NamedTuple):
@@ -31,6 +32,20 @@ class Info(NamedTuple):
     step: Array  # () norm of the update over that of the direction: the rate in effect
     is_inside: Array  # () whether the update ended inside the domain
     is_refused: Array  # () whether these values gave no usable step
+
+
+class Outcome(NamedTuple):
+    """A posterior that a method has checked itself, and the figures that belong to it."""
+
+    density: Density
+    q: Array  # its member
+    elbo: float  # lower bound
+    elbo_se: float
+    evidence: float  # log evidence
+    evidence_se: float
+    missing: float  # nats from q to the posterior
+    missing_se: float
+    n_draws: int  # draws behind these figures
 
 
 class Algorithm(ABC):
@@ -106,6 +121,13 @@ class Algorithm(ABC):
     def notes(self, state: Any) -> tuple[str, ...]:
         """Sentences for the user, such as that the function is noisy."""
         return ()
+
+    def outcome(self, family: Any, state: Any) -> Outcome | None:
+        """The posterior of a method that checks itself.
+
+        None, as for most methods: ``state.q`` is the result, and fresh draws check it.
+        """
+        return None
 
     @abstractmethod
     def init(self, family: Any, q: Array) -> Any:

@@ -129,6 +129,10 @@ class Report:
         Advice, in plain sentences.
     khat_draws
         Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
+    evidence, evidence_se
+        Log evidence (the log marginal likelihood) and its standard error.
+    missing, missing_se
+        Nats that are missing of the posterior, KL(q || posterior), and their standard error.
     backend
         Array library, device and dtype that the fit ran on.
 
@@ -156,6 +160,10 @@ class Report:
     khat_draws: int | None = None
     backend: str = "numpy on cpu, float64"
     stop_kind: StopKind = StopKind.BY_HAND
+    evidence: float = math.nan
+    evidence_se: float = math.nan
+    missing: float = math.nan
+    missing_se: float = math.nan
 
     def ended(self, stop: Stop) -> Report:
         """The same report with another ending."""

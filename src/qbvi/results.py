@@ -23,10 +23,11 @@ from qbvi.families import (
     GaussianProduct,
     NegativeBinomial,
 )
+from qbvi.families.base import Density
+from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.points import mapped
-from qbvi.random import Independent, Sobol
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Real
@@ -40,7 +41,6 @@ Floats = NDArray[np.float64]
 Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
 
 _DRAWS = 2**13  # for moments that have no closed form
-_SOBOL_MAX_DIM = 1024  # beyond it, a scrambled Sobol sequence costs memory and gains nothing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +84,7 @@ class Fit:
     """
 
     model: Model
-    family: Family
+    family: Density
     q: Floats
     report: Report
 
@@ -153,6 +153,26 @@ class Fit:
     def elbo_se(self) -> float:
         """Standard error of `elbo`."""
         return self.report.elbo_se
+
+    @property
+    def evidence(self) -> float:
+        """Log evidence: the log of the marginal likelihood, for model comparison."""
+        return self.report.evidence
+
+    @property
+    def evidence_se(self) -> float:
+        """Standard error of `evidence`; infinite if the draws do not determine it."""
+        return self.report.evidence_se
+
+    @property
+    def missing(self) -> float:
+        """Nats that this posterior misses: KL(q || posterior), `evidence` minus `elbo`."""
+        return self.report.missing
+
+    @property
+    def missing_se(self) -> float:
+        """Standard error of `missing`; infinite if the draws do not determine it."""
+        return self.report.missing_se
 
     @property
     def khat(self) -> float:
@@ -338,8 +358,10 @@ class Fit:
     @cached_property
     def marginals(self) -> dict[int, Marginal]:
         """The entries whose marginal has a closed form, by their index among the labels."""
+        found: dict[int, Marginal] = {}
+        if isinstance(self.family, FreeDensity):
+            return found
         loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
-        found = {}
         for block in self.blocks:
             if isinstance(block.prior.support, Elementwise) and not block.is_native:
                 ends = zip(*block.prior.support.bounds(block.shape), strict=True)
@@ -353,7 +375,7 @@ class Fit:
     @cached_property
     def fixed_draws(self) -> Floats:
         """The quasi-random sample for moments without a closed form, constrained: (n, p)."""
-        u = to_numpy(self.family.transport(self.q, _matched_normals(_DRAWS, self.model.dim)))
+        u = to_numpy(self.family.fixed_draws(self.q, _DRAWS))
         return to_numpy(self.model.flatten(self.model.constrain(u)))
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
@@ -361,8 +383,7 @@ class Fit:
         if n < 1:
             msg = f"`n` must be at least 1, got {n}"
             raise ValueError(msg)
-        z = Independent().normal(np.random.default_rng(seed), n, self.model.dim)
-        return to_numpy(self.family.transport(self.q, z))
+        return to_numpy(self.family.draw(self.q, np.random.default_rng(seed), n))
 
     @cached_property
     def _moments(self) -> tuple[Floats, Floats]:
@@ -411,18 +432,7 @@ class Fit:
         return f"Posterior of {what} in {_describe(self.family)}"
 
 
-def _matched_normals(n: int, d: int) -> Floats:
-    """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
-    rng = np.random.default_rng(20240229)
-    z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
-    z = to_numpy(z - z.mean(axis=0))
-    if 4 * d > n:
-        return z
-    factor = np.linalg.cholesky(z.T @ z / n)
-    return to_numpy(np.linalg.solve(factor, z.T).T)
-
-
-def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
+def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Distribution:
     assert isinstance(factor, ExponentialFamily)
     copies = shape[: len(shape) - factor.event_axes]
     found = {name: np.reshape(value, copies + value.shape[1:]) for name, value in factor.parameters(q).items()}
@@ -430,7 +440,9 @@ def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distr
     return DISTRIBUTIONS[type(factor).__name__](**fixed, **found)
 
 
-def _describe(family: Family) -> str:
+def _describe(family: Density) -> str:
+    if isinstance(family, FreeDensity):
+        return f"{family.dim} dimensions, of free shape"
     if isinstance(family, Gaussian):
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,13 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import pareto_khat
+from qbvi.diagnostics import log_evidence, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
-from qbvi.protocol import Algorithm, Values
+from qbvi.protocol import Algorithm, Outcome, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
@@ -181,7 +181,7 @@ class Run:
                 self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
-            if not (stop.converged and (yield from self._is_doubted())):
+            if self._outcome() or not (stop.converged and (yield from self._is_doubted())):
                 return self._state.q, stop
             assert self._look is not None
             assert self._look.draws is not None
@@ -370,6 +370,8 @@ class Run:
 
     def _finish(self, kept: Kept, stop: Stop) -> Conversation:
         """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
+        if self._outcome():
+            return self._freeze(kept, stop)
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
@@ -409,7 +411,14 @@ class Run:
     def _is_partial(self) -> bool:
         return self.batches is not None and self.batches.is_partial
 
+    def _outcome(self) -> Outcome | None:
+        """The posterior of a method that has checked it itself."""
+        return None if self._state is None else self.algorithm.outcome(self.family, self._state)
+
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
+        outcome = self._outcome()
+        if outcome is not None:
+            return self._checked(outcome, stop)
         h = np.atleast_2d(kept.h)
         is_one_batch = len(h) == 1
         # Draws of one mini-batch share its error: the standard error is that of the batch means.
@@ -419,12 +428,39 @@ class Run:
             stop = self.verdict.on_ratios(stop, h, khat)
         else:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
-        said = () if self._state is None else self.algorithm.notes(self._state)
-        report = Report(
+        evidence, evidence_se = log_evidence(h[0], khat) if is_one_batch else (math.nan, math.nan)
+        report = self._report(stop, notes)
+        figures = replace(
+            report,
             elbo=float(h.mean()),
             elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
             khat=khat,
             khat_draws=int(h[0].size),
+            evidence=evidence,
+            evidence_se=evidence_se,
+            missing=evidence - float(h.mean()),
+            missing_se=evidence_se,
+        )
+        return Fit(self.model, self.family, to_numpy(kept.q), figures)
+
+    def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
+        """The fit of a method that has checked its posterior itself."""
+        report = replace(
+            self._report(stop),
+            elbo=outcome.elbo,
+            elbo_se=outcome.elbo_se,
+            khat_draws=outcome.n_draws,
+            evidence=outcome.evidence,
+            evidence_se=outcome.evidence_se,
+            missing=outcome.missing,
+            missing_se=outcome.missing_se,
+        )
+        return Fit(self.model, outcome.density, to_numpy(outcome.q), report)
+
+    def _report(self, stop: Stop, notes: tuple[str, ...] = ()) -> Report:
+        """How the fit went, without the figures of its posterior."""
+        said = () if self._state is None else self.algorithm.notes(self._state)
+        return Report(
             converged=stop.converged,
             stop_reason=stop.reason,
             stop_kind=stop.kind,
@@ -438,7 +474,6 @@ class Run:
             notes=(*said, *self._remarks, *notes),
             backend=self.where or str(self.backend),
         )
-        return Fit(self.model, self.family, to_numpy(kept.q), report)
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

@@ -23,6 +23,7 @@ __all__ = [
     "GapBelow",
     "History",
     "MaxIterations",
+    "MissingBelow",
     "ParameterChange",
     "Patience",
     "Rule",
@@ -224,6 +225,27 @@ class GapBelow(Rule):
     def soonest(self, history: History) -> int:
         """No limit: only a step that predicts less than the tolerance can be the last."""
         return _NEVER
+
+
+@dataclass(frozen=True)
+class MissingBelow(Rule):
+    """Stop when fewer nats than ``tol`` are missing of the posterior.
+
+    Unlike `GapBelow` it takes the method's word at once: the estimate is from draws that the
+    posterior had not seen, over several rounds.
+
+    Examples
+    --------
+    >>> MissingBelow(0.05)(History()) is None
+    True
+    """
+
+    tol: float = 0.05
+
+    def __call__(self, history: History) -> Stop | None:
+        """Read the last estimate."""
+        is_below = bool(history.gap) and history.gap[-1] < self.tol
+        return Stop.of(StopKind.MISSING, tol=self.tol) if is_below else None
 
 
 def _is_halving(gap: list[float]) -> bool:

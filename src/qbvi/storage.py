@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from qbvi.archive import Arrays, PathLike
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
+from qbvi.families.base import Density
+from qbvi.free.density import FreeDensity
+from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
@@ -26,7 +29,7 @@ _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaus
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
-_NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # an array, as JSON has no NaN or infinity
+_NUMBERS = ("elbo", "elbo_se", "khat", "seconds", "evidence", "evidence_se", "missing", "missing_se")  # an array, as JSON has no NaN or infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 
@@ -155,7 +158,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     # Files of before there were kinds have the sentence alone.
     unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
     words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
-    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
+    # Files of older versions have the first of these numbers only.
+    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
@@ -167,17 +171,22 @@ def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tupl
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 
 
-def _family_spec(family: Family) -> dict[str, Any]:
+def _family_spec(family: Density) -> dict[str, Any]:
     if isinstance(family, Product):
         factors = [_family_spec(factor) for factor in family.factors]
         return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
+    if isinstance(family, FreeDensity):
+        return {"kind": "FreeDensity", **asdict(family)}
     if type(family) in _KINDS.values():
         return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
     msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product of them, to be saved, got {type(family).__name__}"
     raise TypeError(msg)
 
 
-def _family_from_spec(spec: Mapping[str, Any]) -> Family:
+def _family_from_spec(spec: Mapping[str, Any]) -> Any:
+    if spec["kind"] == "FreeDensity":
+        rules = {"caution": Caution(**spec["caution"]), "integration": Integration(**spec["integration"])}
+        return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)

@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure
-from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
+from qbvi.evaluate.policy import (
+    ZERO,
+    OnFailure,
+    Treatment,
+    check_on_failure,
+    excluded_value,
+    floor_value,
+    treatment_of,
+)
 from qbvi.points import Points, count, is_named, items, rows
 
 __all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
@@ -46,6 +54,7 @@ class Evaluations(NamedTuple):
     values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
     ok: Any  # (n,) truth values
     noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
+    zero: Any = None  # (n,) truth values: where the likelihood is zero; None if it is nowhere
 
 
 class Runner(Protocol):
@@ -182,7 +191,7 @@ class BlackBox:
     def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
         if not failures:
             return evaluated
-        values, ok, noise_sd = evaluated
+        values, ok, noise_sd, _ = evaluated
         self.failures.extend(failures.values())
         treatments = {i: self.treatment(failure) for i, failure in failures.items()}
         for i, treatment in treatments.items():
@@ -194,13 +203,23 @@ class BlackBox:
         # There is no value to replace them by. The method goes elsewhere, and `Run` ends the fit if
         # that never helps.
         if not ok.any():
-            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
+            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd, self._zeros(treatments, failures, ok))
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         fine = values[ok], ok[ok]
         filled = np.where(ok, values, excluded_value(*fine))
         filled[floored] = floor_value(*fine)
         ok[floored] = True
-        return Evaluations(filled, ok, noise_sd)
+        return Evaluations(filled, ok, noise_sd, self._zeros(treatments, failures, ok))
+
+    @staticmethod
+    def _zeros(
+        treatments: dict[int, Treatment], failures: dict[int, Failure], ok: NDArray[np.bool_]
+    ) -> NDArray[np.bool_] | None:
+        """Excluded points whose likelihood is zero (n,); None if there are none."""
+        rows = [i for i, failure in failures.items() if failure.kind == ZERO and treatments[i] == "exclude"]
+        zero = np.zeros(ok.shape, dtype=bool)
+        zero[rows] = True
+        return zero if rows else None
 
     def _error(self, failure: Failure, failures: dict[int, Failure], ok: NDArray[np.bool_]) -> EvaluationError:
         everywhere = not ok.any() and all(other.kind == "exception" for other in failures.values())
