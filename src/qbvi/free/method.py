@@ -33,11 +33,12 @@ from qbvi.free.density import FreeDensity, Member
 from qbvi.free.pool import Pool, integrated, most_informative
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
+from qbvi.free.search import Search, SearchState
 from qbvi.free.surface import Points, Surface
 from qbvi.model import Model
 from qbvi.protocol import Algorithm, Info, Outcome, Values
 from qbvi.regression.gaussian import Regression
-from qbvi.regression.regress import RegressionState
+from qbvi.regression.look import PriorScale
 from qbvi.stopping import MissingBelow, Rule
 
 __all__ = ["Free", "FreeState"]
@@ -45,6 +46,8 @@ __all__ = ["Free", "FreeState"]
 Floats = NDArray[np.float64]
 
 _SPARE = 8  # draws kept for each one that a round evaluates
+_TEMPERINGS = 20  # halvings of log weights, at most
+_TINY = 1e-6  # relative variance that keeps a covariance positive definite
 _WIDER = 1.5  # variance of the first proposal, relative to the base
 
 
@@ -71,10 +74,10 @@ class Current(NamedTuple):
 
 
 class FreeState(NamedTuple):
-    """The state of the first part, all points, and that of the rounds."""
+    """The state of the search for Gaussians, all points, and the state of the rounds."""
 
-    q: Floats  # the Gaussian of the first part, then the one with the posterior's moments
-    first: RegressionState
+    q: Floats  # the Gaussian of the search, then the one with the posterior's moments
+    search: SearchState
     theta: Floats  # (N, d) all points
     y: Floats  # (N,) log joint: minus infinity at zero likelihood, NaN where the function failed
     noise: Floats  # (N,) noise variances
@@ -92,6 +95,8 @@ class Free(Algorithm):
         Stop when fewer nats than this are missing of the posterior.
     first
         The method that finds the Gaussian to begin with.
+    prior
+        Centre and spread of the prior, which is surveyed for other modes. `qbvi.fit` sets it.
     rules
         The numbers behind all decisions, see `qbvi.free.rules`.
 
@@ -108,6 +113,7 @@ class Free(Algorithm):
 
     tol: float = 0.05
     first: Regression = field(default_factory=Regression, repr=False)
+    prior: PriorScale | None = field(default=None, repr=False)
     rules: FreeRules = field(default_factory=FreeRules, repr=False)
 
     def __post_init__(self) -> None:
@@ -137,12 +143,12 @@ class Free(Algorithm):
         return replace(self, first=self.first.for_model(model))
 
     def looking_at(self, model: Model, max_evals: int | None) -> Self:
-        """As the first part."""
-        return replace(self, first=self.first.looking_at(model, max_evals))
+        """The method that surveys this model's prior for other modes."""
+        return replace(self, prior=self.first.looking_at(model, max_evals).prior)
 
     def is_exploring(self, state: FreeState) -> bool:
-        """As the first part, while it lasts."""
-        return state.current is None and self.first.is_exploring(state.first)
+        """Whether the next points are those of a survey."""
+        return state.current is None and self._search.is_surveying(state.search)
 
     def fresh_draws(self, n_evals: int) -> int:
         """As the first part, if the fit ends before the rounds begin."""
@@ -158,19 +164,17 @@ class Free(Algorithm):
 
     def notes(self, state: FreeState) -> tuple[str, ...]:
         """As the first part."""
-        return self.first.notes(state.first)
+        return self.first.notes(state.search.path)
 
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
         none = np.empty(0)
-        return FreeState(
-            np.asarray(q), self.first.init(family, q), np.empty((0, family.dim)), none, none, None, ()
-        )
+        return FreeState(np.asarray(q), self._search.init(family, q), np.empty((0, family.dim)), none, none, None, ())
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
         if state.current is None:
-            return self.first.ask(family, state.first, rng)
+            return self._search.ask(family, state.search, rng)
         n = len(state.current.exploring)
         some = rng.choice(len(state.current.draws), size=n, replace=False)
         return np.concatenate([state.current.draws[some], state.current.exploring])
@@ -185,11 +189,12 @@ class Free(Algorithm):
         )
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
-        first, info = self.first.tell(family, eta, state.first, theta, values)
-        state = state._replace(q=np.asarray(first.q), first=first)
-        if self._is_ready(first, float(info.gap)):
-            base = Base.one(np.asarray(family.mean(first.q)), np.asarray(family.cov(first.q)))
-            state = self._renewed(family, state, base)
+        search, info = self._search.tell(family, eta, state.search, theta, values)
+        state = state._replace(q=np.asarray(search.path.q), search=search)
+        if search.is_over:
+            state = self._renewed(family, state, self._search.base(search))
+        elif self._is_walled(state):
+            state = self._renewed(family, state, self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
 
     def outcome(self, family: Any, state: FreeState) -> Outcome | None:
@@ -218,11 +223,30 @@ class Free(Algorithm):
             n_draws=len(r),
         )
 
-    def _is_ready(self, first: RegressionState, gap: float) -> bool:
-        """Whether the Gaussian is near enough to its best for rounds to begin."""
-        if self.first.is_exploring(first) or math.sqrt(first.noise or 0.0) > self.rules.rounds.most_noise:
-            return False
-        return gap < self.rules.rounds.begin
+    @property
+    def _search(self) -> Search:
+        return Search(self.first, self.prior, self.rules)
+
+    def _is_walled(self, state: FreeState) -> bool:
+        """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
+        rule, d = self.rules.rounds, state.theta.shape[1]
+        is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
+        is_surveying = self._search.is_surveying(state.search)
+        return bool(is_known and not is_surveying and np.isneginf(state.y).mean() > rule.walled)
+
+    def _spread(self, state: FreeState) -> Base:
+        """A Gaussian around the finite points, by importance weights that are tempered if few."""
+        store = state.search.path.store
+        finite = np.isfinite(store.y)
+        u, log_w = store.theta[finite], (store.y - store.log_mixture)[finite]
+        for _ in range(_TEMPERINGS):
+            w = np.exp(log_w - log_w.max())
+            w /= w.sum()
+            if np.sum(w**2) * self.rules.rounds.walled_points * u.shape[1] < 1:
+                break
+            log_w = log_w / 2
+        mean = w @ u
+        return Base.one(mean, ((u - mean).T * w) @ (u - mean) + _TINY * np.diag(u.var(axis=0)))
 
     def _round(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         current = state.current
@@ -257,7 +281,7 @@ class Free(Algorithm):
         finite = r[np.isfinite(r)]
         if not finite.size:
             return math.inf
-        known = (state.first.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
+        known = (state.search.path.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
         log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
         return max(log_mean - float(finite.mean()) - known, 0.0)
 
@@ -295,7 +319,7 @@ class Free(Algorithm):
         rows = finite[np.sort(first)]
         if len(rows) > self.rules.rounds.most_points:
             rows = np.sort(rows[np.argsort(-state.y[rows], kind="stable")[: self.rules.rounds.most_points]])
-        noise = np.maximum(state.noise[rows], state.first.noise or 0.0)
+        noise = np.maximum(state.noise[rows], state.search.path.noise or 0.0)
         return Points(state.theta[rows], state.y[rows], noise, state.theta[np.isneginf(state.y)])
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:

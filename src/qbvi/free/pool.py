@@ -16,6 +16,9 @@ __all__ = ["Pool", "integrated", "most_informative", "resampled"]
 
 Floats = NDArray[np.float64]
 
+_LARGEST = 3.0  # nats between two densities at one point that count in their divergence
+_FLOOR = 1e-4  # least variance of a proposal, relative to the base
+
 
 class Pool(NamedTuple):
     """Draws from a proposal, with the surrogate there."""
@@ -55,8 +58,10 @@ class Pool(NamedTuple):
         mine, other = self.weights, _normalised(log_density - self.log_proposal)
         with np.errstate(invalid="ignore"):
             ratio = (self.low - self.log_z) - (log_density - _log_mean(log_density - self.log_proposal))
-        there, back = (float(np.sum(np.where(w > 0, w * r, 0.0))) for w, r in ((mine, ratio), (other, -ratio)))
-        return max(there, back)
+        # Where only one of them is zero, the divergence would be infinite: how large the place is
+        # should count instead.
+        ratio = np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST, _LARGEST)
+        return max(float(mine @ ratio), float(other @ -ratio))
 
 
 def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
@@ -69,11 +74,17 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
     for _ in range(rules.passes):
         u = proposal.draw(rng, rules.draws, rules)
         weights = _normalised(surface(u).low - proposal.log_prob(u, rules))
+        n_effective = float(1 / np.sum(weights**2))
+        centres = u[_systematic(rng, weights, rules.centres)]
+        if n_effective < rules.fewest * u.shape[1]:
+            # The proposal misses the density: continue from the best points that were evaluated.
+            best = np.argsort(-surface.points.y, kind="stable")[: rules.centres // 2]
+            centres = np.concatenate([centres[::2], surface.points.theta[best]])
+            weights, u = np.full(len(centres), 1 / len(centres)), centres
         mean = weights @ u
         cov = ((u - mean).T * weights) @ (u - mean)
-        floor = 1e-6 * np.diag(np.diagonal(surface.base.within))
-        centres = u[_systematic(rng, weights, rules.centres)]
-        proposal = Proposal.around(centres, mean, cov + floor, float(1 / np.sum(weights**2)))
+        floor = _FLOOR * np.diag(np.diagonal(surface.base.within))
+        proposal = Proposal.around(centres, mean, cov + floor, n_effective)
     u = proposal.draw(rng, rules.closing, rules)
     return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))
 
@@ -115,7 +126,10 @@ def _log_mean(x: Floats) -> float:
 
 
 def _normalised(log_weights: Floats) -> Floats:
-    weights = np.exp(log_weights - np.max(log_weights))
+    top = np.max(log_weights)
+    if not np.isfinite(top):  # nothing was found: all draws are equally good
+        return np.full(len(log_weights), 1 / len(log_weights))
+    weights = np.exp(log_weights - top)
     return np.asarray(weights / weights.sum())
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch"]
+__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule"]
 
 Floats = NDArray[np.float64]
 
@@ -80,6 +80,7 @@ class Integration:
     draws: int = 1000  # of one pass
     closing: int = 3000  # draws of the last pass, which gives the normalising constant
     centres: int = 300  # components of the proposal
+    fewest: int = 3  # effective draws for each dimension below which a proposal misses the density
     wide: float = 0.2  # share of the wide component, which covers what the others miss ...
     wide_scale: float = 1.3  # ... its scale, relative to the spread of the density ...
     wide_freedom: float = 5.0  # ... and its degrees of freedom
@@ -90,7 +91,9 @@ class Integration:
 class Rounds:
     """The rounds of evaluations, and when they end."""
 
-    begin: float = 0.5  # nats to the best Gaussian below which the rounds begin
+    begin: float = 1.0  # nats to the best Gaussian below which the rounds begin
+    walled: float = 0.25  # share of points with zero likelihood from which no Gaussian is found ...
+    walled_points: int = 4  # ... and rounds begin with so many finite points for each dimension
     fewest: int = 4  # draws of a round that check the posterior; as many more explore
     growth: int = 16  # a round has so many parts of all evaluations, once that is more
     checked: int = 3  # rounds whose draws together estimate what is missing
@@ -107,6 +110,26 @@ class Rounds:
 
 
 @dataclass(frozen=True)
+class SurveyRule:
+    """How many points a survey has, and what counts as a valley."""
+
+    fewest: int = 6  # points spread over the prior, in addition to one for each dimension
+    best: int = 2  # lines to the mode from the best of them ...
+    surprising: int = 2  # ... and from those that the Gaussian predicts worst
+    on_line: int = 3  # points on each line
+    bend: float = 1.0  # nats of a second difference above which a line is not concave
+    # A new start may take as many evaluations as the first one, times this.
+    patience: float = 1.0
+    most_modes: int = 4
+    apart: float = 3.0  # standard deviations between the means of two modes
+    worth: float = 10.0  # nats below the best bound within which another mode matters
+
+    def size(self, d: int) -> int:
+        """Points spread over the prior: an even number, as they come in mirror pairs."""
+        return self.fewest + d + d % 2
+
+
+@dataclass(frozen=True)
 class FreeRules:
     """All rules of the free posterior: the argument ``rules`` of `qbvi.Free`."""
 
@@ -114,3 +137,4 @@ class FreeRules:
     search: ShapeSearch = field(default_factory=ShapeSearch)
     integration: Integration = field(default_factory=Integration)
     rounds: Rounds = field(default_factory=Rounds)
+    survey: SurveyRule = field(default_factory=SurveyRule)
