@@ -40,8 +40,8 @@ from qbvi.distributions import (
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
 from qbvi.fit import fit
-from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.free import Free
+from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
 from qbvi.run import DomainError
@@ -73,8 +73,8 @@ __all__ = [
     "ExponentialMap",
     "Failure",
     "Fit",
-    "Free",
     "Flat",
+    "Free",
     "Gamma",
     "HalfCauchy",
     "HalfNormal",

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.archive import PathLike
-from qbvi.arguments import positive_number
 from qbvi.arrange import Groups, arrange
 from qbvi.checkpoint import (
     Answers,
@@ -124,9 +123,7 @@ class Ask:
         on_mismatch: str = "raise",
     ) -> None:
         model, posterior = arrange(prior, family)
-        tol = None if tol is None else positive_number("tol", tol)
-        is_free = isinstance(family, str) and family == "auto"
-        algorithm = choose_method(method, model, Task(posterior, tol, is_free=is_free))
+        algorithm = choose_method(method, model, Task.of(posterior, family, tol))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         if init is None:

@@ -8,14 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.arguments import positive_number, whole_number
+from qbvi.arguments import whole_number
 from qbvi.arrange import Groups, arrange
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluations, FromHost, OnFailure, ShardedLikelihood
+from qbvi.evaluate import (
+    Batches,
+    BlackBox,
+    DeviceBatches,
+    DeviceBox,
+    Evaluations,
+    FromHost,
+    OnFailure,
+    ShardedLikelihood,
+)
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
@@ -206,9 +215,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
-    tol = None if tol is None else positive_number("tol", tol)
-    is_free = isinstance(family, str) and family == "auto"
-    algorithm = choose_method(method, model, Task(posterior, tol, _is_partial(batches), library, is_free))
+    algorithm = choose_method(
+        method, model, Task.of(posterior, family, tol)._replace(has_batches=_is_partial(batches), backend=library)
+    )
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
@@ -368,7 +377,9 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
     try:
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
-            made = backend.shaped(lambda u: (core.points(u), core.values(u, Evaluations(u[:, 0], u[:, 0] == 0, u[:, 0]))), u)
+            made = backend.shaped(
+                lambda u: (core.points(u), core.values(u, Evaluations(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
+            )
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qbvi.algorithm import QBVI, paper
 from qbvi.arguments import positive_number, whole_number
@@ -24,6 +24,8 @@ __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensiona
 _MOST_DIMENSIONS = 250
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
+_GAP = 0.01  # default tolerance, in nats, of a fit in a given family ...
+_MISSING = 0.05  # ... and of the posterior itself
 _RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
 
 
@@ -36,10 +38,21 @@ class Task(NamedTuple):
     backend: Backend = HOST
     is_free: bool = False  # whether the posterior may take any shape
 
+    @classmethod
+    def of(cls, posterior: Family, family: Any, tol: float | None) -> Task:
+        """The task of a fit, with the arguments ``family`` and ``tol`` as the user gave them."""
+        tol = None if tol is None else positive_number("tol", tol)
+        return cls(posterior, tol, is_free=isinstance(family, str) and family == "auto")
+
     @property
-    def options(self) -> dict[str, float]:
-        """The tolerance as an argument, if there is one."""
-        return {} if self.tol is None else {"tol": self.tol}
+    def gap(self) -> float:
+        """Nats that may be missing to the best member of the family."""
+        return _GAP if self.tol is None else self.tol
+
+    @property
+    def missing(self) -> float:
+        """Nats that may be missing of the posterior."""
+        return _MISSING if self.tol is None else self.tol
 
 
 def automatic(task: Task) -> Algorithm:
@@ -55,20 +68,20 @@ def automatic(task: Task) -> Algorithm:
     if task.has_batches or family.dim > most:
         return many_dimensional(family.dim)
     if not isinstance(family, GaussianFamily):
-        return MeanFieldRegression(**task.options)
-    free = Free(**task.options)
+        return MeanFieldRegression(tol=task.gap)
+    free = Free(tol=task.missing)
     if task.is_free and on_host and free.fits(family):
         return free
-    return Regression(**task.options) if on_host else Ridge(**task.options)
+    return Regression(tol=task.gap) if on_host else Ridge(tol=task.gap)
 
 
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "auto": automatic,
     "paper": lambda task: paper(),
-    "free": lambda task: Free(**task.options),
-    "regression": lambda task: Regression(**task.options),
-    "mean-field": lambda task: MeanFieldRegression(**task.options),
-    "ridge": lambda task: Ridge(**task.options),
+    "free": lambda task: Free(tol=task.missing),
+    "regression": lambda task: Regression(tol=task.gap),
+    "mean-field": lambda task: MeanFieldRegression(tol=task.gap),
+    "ridge": lambda task: Ridge(tol=task.gap),
     "bbvi": lambda task: BBVI(),
     "cgvb": lambda task: CGVB(),
     "mgvb": lambda task: MGVB(),

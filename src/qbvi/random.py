@@ -21,8 +21,8 @@ from scipy.stats import qmc
 from qbvi.arrays import Array, array_namespace, device
 
 __all__ = [
-    "Antithetic",
     "FIXED_SEED",
+    "Antithetic",
     "Draws",
     "Independent",
     "Sobol",

@@ -18,7 +18,6 @@ from qbvi.evaluate.failures import Failure
 from qbvi.families import (
     DiagonalGaussian,
     ExponentialFamily,
-    Family,
     Gaussian,
     GaussianProduct,
     NegativeBinomial,

@@ -29,7 +29,16 @@ _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaus
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
-_NUMBERS = ("elbo", "elbo_se", "khat", "seconds", "evidence", "evidence_se", "missing", "missing_se")  # an array, as JSON has no NaN or infinity
+_NUMBERS = (
+    "elbo",
+    "elbo_se",
+    "khat",
+    "seconds",
+    "evidence",
+    "evidence_se",
+    "missing",
+    "missing_se",
+)  # an array, as JSON has no NaN or infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 

@@ -60,15 +60,12 @@ class Density(ABC):
 
     @property
     def independent_parts(self) -> tuple[Part, ...]:
-        """The independent factors of a product that is not all Gaussian.
-
-        Any other family is its own only part.
-        """
-        return (Part(self, tuple(range(self.dim))),)
+        """The exponential families that it is a product of; none if it is not."""
+        return ()
 
     def members(self, q: Array) -> list[Array]:
         """The member of every part, in the order of `independent_parts`."""
-        return [q]
+        return []
 
 
 class Family(Density):
@@ -215,11 +212,23 @@ class Family(Density):
         gap = xp.sum((lam - lam_other) * self.mean_parameter(q))
         return gap - self.log_normaliser(lam) + self.log_normaliser(lam_other)
 
+    @property
+    def independent_parts(self) -> tuple[Part, ...]:
+        """The independent factors of a product that is not all Gaussian.
+
+        Any other family is its own only part.
+        """
+        return (Part(self, tuple(range(self.dim))),)
+
+    def members(self, q: Array) -> list[Array]:
+        """The member of every part, in the order of `independent_parts`."""
+        return [q]
+
 
 class Part(NamedTuple):
     """A family over some of the coordinates, independent of the others."""
 
-    family: Density
+    family: Family
     columns: tuple[int, ...]  # of theta
 
 

@@ -46,9 +46,9 @@ class Kernel(NamedTuple):
             return joint
         one, squares = _of_one(a, b, self.length / math.sqrt(d))
         if d == 2:  # two coordinates are all coordinates
-            return (1 - self.one) * joint + self.one / d * one
+            return np.asarray((1 - self.one) * joint + self.one / d * one)
         two = (one * one - squares) / (d * (d - 1))
-        return (1 - self.one - self.two) * joint + self.one / d * one + self.two * two
+        return np.asarray((1 - self.one - self.two) * joint + self.one / d * one + self.two * two)
 
 
 def squared_distances(a: Floats, b: Floats) -> Floats:

@@ -48,7 +48,8 @@ class Proposal(NamedTuple):
         m, d = centres.shape
         n = min(max(n_effective, _FEWEST), m)
         ridge = _RIDGE * np.diag(np.diagonal(cov))
-        return cls(centres, mean, np.linalg.cholesky(cov + ridge), float((4 / (d + 2) / n) ** (1 / (d + 4))))
+        factor = np.asarray(np.linalg.cholesky(cov + ridge), dtype=np.float64)
+        return cls(centres, mean, factor, float((4 / (d + 2) / n) ** (1 / (d + 4))))
 
     def draw(self, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
         """Independent draws: (n, d)."""

@@ -92,7 +92,8 @@ class Surface:
     >>> import numpy as np
     >>> theta = np.random.default_rng(1).standard_normal((30, 1)) * 2
     >>> points = Points(theta, -0.5 * theta[:, 0] ** 4, np.zeros(30), np.empty((0, 1)))
-    >>> surface = Surface.searched(points, Base.one(np.zeros(1), np.eye(1)), None, Caution(), ShapeSearch())
+    >>> base = Base.one(np.zeros(1), np.eye(1))
+    >>> surface = Surface.searched(points, base, None, Caution(), ShapeSearch())
     >>> bool(abs(surface(np.array([[0.5]])).low[0] + 0.5 * 0.5**4) < 0.1)
     True
     """

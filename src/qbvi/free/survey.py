@@ -1,9 +1,9 @@
-r"""A survey of the prior: is there another mode than the one that was found?
+"""A survey of the prior, for other modes than the one that was found.
 
 A few points are spread over the prior. Straight lines lead from some of them to the mode: from the
-best ones, and from those that the Gaussian around the mode predicts worst. A log-concave function is
-concave along every line. Where it is not, the point may belong to another hill, and the search for a
-Gaussian starts again there.
+best ones, and from those that the Gaussian around the mode predicts worst. A log-concave function
+is concave along every line. Where it is not, the point may belong to another hill, and the search
+for a Gaussian starts again there.
 """
 
 from __future__ import annotations
