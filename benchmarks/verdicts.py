@@ -99,6 +99,12 @@ HEAD = (
 )
 
 
+GROUPS = (
+    f"{'shape':12s}{'fits':>5s}{'raised':>7s}{'conv.':>6s} |{'evals':>7s} |{'mmtv':>7s}{'worst':>7s} |{'gap':>9s}{'worst':>9s} |"
+    f"{'missing':>9s} |{'logZ':>8s}"
+)
+
+
 def closing(found: list[dict]) -> str:
     """The tables: wrong verdicts, and errors by shape."""
     done = [row for row in found if "error" not in row]
@@ -118,8 +124,7 @@ def closing(found: list[dict]) -> str:
         f"evaluations at stop over those when the gap first was below {TOL}: {_quartiles(ratios)}",
         f"truth within three standard errors of the evidence: {sum(z < 3 for z in tested)} of {len(tested)}",
         "",
-        f"{'shape':12s}{'fits':>5s}{'raised':>7s}{'conv.':>6s} |{'evals':>7s} |{'mmtv':>7s}{'worst':>7s} |{'gap':>9s}{'worst':>9s} |"
-        f"{'missing':>9s} |{'logZ':>8s}",
+        GROUPS,
     ]
     return "\n".join(lines + [_group(shape, found) for shape in dict.fromkeys(row["shape"] for row in found)])
 

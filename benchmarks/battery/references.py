@@ -292,7 +292,7 @@ def starts(problem: Problem, rng: np.random.Generator) -> Mixture:
         u = u[np.all(np.abs(u) < 100, axis=1) | (np.abs(u) < 1e9).all(axis=1)]
         points += list(u[np.argsort(-problem.log_joint(u))[:6]])
     if problem.near is not None:
-        points.append(np.asarray(problem.near, dtype=np.float64))
+        points += list(np.atleast_2d(problem.near))
     peaks = [_peak(problem.log_joint, point) for point in points]
     top = max(value for _, value, _ in peaks)
     kept: list[tuple[Array, Array]] = []
@@ -318,8 +318,14 @@ def _peak(log_joint: Density, start: Array) -> tuple[Array, float, Array]:
         value = float(-log_joint((start + width * v)[None])[0])
         return value if np.isfinite(value) else 1e300
 
-    found = minimize(downhill, np.zeros(d), method="Nelder-Mead", options={"maxfev": 400 * d, "adaptive": True})
-    found = minimize(downhill, found.x, method="Powell", options={"maxfev": 200 * d})
+    def slope(v: Array) -> Array:
+        steps = 1e-5 * np.eye(d)
+        values = -log_joint(start + width * (v + np.concatenate([steps, -steps])))
+        change = (values[:d] - values[d:]) / 2e-5
+        return np.where(np.isfinite(change), change, 0.0)
+
+    found = minimize(downhill, np.zeros(d), jac=slope, method="BFGS", options={"maxiter": 40 * d})
+    found = minimize(downhill, found.x, method="Nelder-Mead", options={"maxfev": 40 * d})
     peak = start + width * np.atleast_1d(found.x)
     return peak, -float(found.fun), _curvature(log_joint, peak, width)
 
@@ -416,7 +422,7 @@ def _digest(problem: Problem) -> str:
     """A hash of the log joint at a few points, which changes when the problem does."""
     u = np.random.default_rng(5).standard_normal((8, problem.d))
     if problem.near is not None:
-        u = problem.near + 0.1 * u
+        u = np.atleast_2d(problem.near)[0] + 0.1 * u
     elif problem.exact is not None:
         u = problem.exact.draw(np.random.default_rng(5), 8)
     with np.errstate(all="ignore"):
