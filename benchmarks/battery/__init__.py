@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from . import constructed, models
+from . import constructed, dynamics, models
 from .problem import Exact, Problem
 from .scores import Score, score
 
@@ -25,7 +25,7 @@ __all__ = ["Exact", "Problem", "Score", "families", "problems", "score"]
 
 def families() -> dict:
     """Every family: the function that makes an instance, its shape class and the number of instances."""
-    return constructed.FAMILIES | models.FAMILIES
+    return constructed.FAMILIES | models.FAMILIES | dynamics.FAMILIES
 
 
 def problems(half: str | None = None, only: Iterable[str] | str | None = None) -> list[Problem]:

@@ -105,12 +105,12 @@ def best_gaussian(log_joint: Density, draws: Array) -> Gauss | None:
     centre = np.median(draws, axis=0)
     begin = [(centre, cov), (centre, 0.1 * cov)]
     begin += [(draws[k], 0.05 * cov) for k in rng.choice(len(draws), 4, replace=False)]
-    ends = [_climb(log_joint, *start, log2_points=9) for start in begin]
+    ends = [_climb(log_joint, *start, log2_points=9, least=1e-3) for start in begin]
     ends = [end for end in ends if np.isfinite(end[2])]
     if not ends:
         return None
     mean, cov, _ = max(ends, key=lambda end: end[2])
-    mean, cov, _ = _climb(log_joint, mean, cov, log2_points=13 if len(mean) > 3 else 12)
+    mean, cov, _ = _climb(log_joint, mean, cov, log2_points=12, least=1e-6)
     return Gauss(mean, cov, *bound(log_joint, mean, cov))
 
 
@@ -146,12 +146,12 @@ def normals(d: int, log2_points: int = 8) -> Array:
     return np.concatenate([z, -z], axis=1).reshape(-1, d)
 
 
-def _climb(log_joint: Density, mean: Array, cov: Array, log2_points: int) -> tuple[Array, Array, float]:
+def _climb(log_joint: Density, mean: Array, cov: Array, log2_points: int, least: float) -> tuple[Array, Array, float]:
     """Natural-gradient ascent of the bound with the same quasi-random normals in every step.
 
     In coordinates that whiten q, the quadratic regression of the log joint on the draws has gradient g and Hessian H. The
     step takes the precision a share of the way from I to -H and the mean along the new covariance times g; the share is
-    halved until the bound rises.
+    halved until the bound rises. It ends when a step gains less than ``least`` nats.
     """
     d = len(mean)
     z = normals(d, max(log2_points - 5, 1) if d < 8 else log2_points - 4)
@@ -173,7 +173,7 @@ def _climb(log_joint: Density, mean: Array, cov: Array, log2_points: int) -> tup
         gain = moved[2] - now
         mean, cov, now, values, share = moved
         share = min(1.0, 2 * share)
-        if gain < 1e-7:
+        if gain < least:
             break
     return mean, cov, now
 
@@ -264,7 +264,7 @@ def importance_sample(log_joint: Density, begin: Mixture, rng: np.random.Generat
         u = mixture.sample(rng, 20_000)
         log_ratio = log_joint(u) - mixture.log_prob(u)
         weights, power = _tempered(log_ratio, 1500)
-        if turn >= 5 and power == 1 and effective(weights) > 0.6 * len(u):
+        if turn >= 3 and power == 1 and effective(weights) > 0.6 * len(u):
             break
         chosen = u[rng.choice(len(u), 5000, p=weights)]
         mixture = _fitted(chosen, min(size + turn, 16), rng)
