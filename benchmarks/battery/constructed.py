@@ -93,7 +93,7 @@ def gaussian(rng: Generator, i: int) -> Problem:
     evidence = top + constant - loss + 0.5 * np.linalg.slogdet(cov)[1] + 0.5 * d * np.log(2 * np.pi)
     root = np.linalg.cholesky(cov)
     exact = Exact(float(evidence), lambda rng, n: mean + rng.standard_normal((n, d)) @ root.T)
-    return Problem("", "", "", prior, likelihood, exact, best=(mean, cov))
+    return Problem("", "", "", prior, likelihood, exact, best=lambda: (mean, cov))
 
 
 def log_gamma(rng: Generator, i: int) -> Problem:

@@ -6,6 +6,9 @@ one- or two-dimensional integral gives it.
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
@@ -15,6 +18,10 @@ import qbvi
 
 from .constructed import DECADES
 from .problem import Exact, Problem
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "helpers"))
+
+from oracles import LogisticRegression
 
 Array = NDArray[np.float64]
 Generator = np.random.Generator
@@ -137,7 +144,7 @@ def intercepts(rng: Generator, i: int) -> Problem:
         value -= len(y) * (np.log(sigma) + 0.5 * np.log(2 * np.pi))
         return value + normal(alpha, mu, tau) if centred else value
 
-    axes = np.linspace(-12, 3, 1501), np.linspace(-1.5, 1.5, 201)
+    axes = np.linspace(-12, 3, 601), np.linspace(-1.5, 1.5, 121)
     log_tau, log_sigma = (part.ravel() for part in np.meshgrid(*axes, indexing="ij"))
     tau, sigma = np.exp(log_tau), np.exp(log_sigma)
     law = stats.halfnorm(0, 2.0)
@@ -248,6 +255,20 @@ def logistic(rng: Generator, i: int) -> Problem:
         return -np.sum(np.logaddexp(0.0, -(t @ x.T) * sign), axis=1)
 
     return make(qbvi.Normal(0.0, wide, shape=k), likelihood, near=np.zeros(k))
+
+
+def many_columns(rng: Generator, i: int) -> Problem:
+    """Logistic regressions with 12 to 35 coefficients; the bound of a Gaussian is a sum of one-dimensional integrals."""
+    n, k = ((150, 12), (300, 20), (200, 25), (750, 35))[i % 4]
+    x = np.column_stack([np.ones(n), rng.standard_normal((n, k - 1))])
+    y = (rng.uniform(size=n) < expit(x @ rng.normal(0, 0.5, k))).astype(np.float64)
+    wide = (1.0, 2.5, 5.0, 2.5)[i % 4]
+    regression = LogisticRegression(x, y, wide**2)
+
+    def best() -> tuple[Array, Array]:
+        return regression.best_gaussian().mean, regression.best_gaussian().cov
+
+    return make(qbvi.Normal(0.0, wide, shape=k), regression.log_likelihood, best=best)
 
 
 def probit(rng: Generator, i: int) -> Problem:
@@ -470,6 +491,7 @@ FAMILIES = {
     linear: ("raw units", 6),
     raw_units: ("raw units", 4),
     logistic: ("regression", 6),
+    many_columns: ("regression", 4),
     probit: ("regression", 4),
     poisson_regression: ("regression", 4),
     line: ("regression", 4),

@@ -43,7 +43,7 @@ class Problem:
     exact
         The posterior in closed form; None if it must be computed.
     best
-        Mean and covariance of the Gaussian of highest bound, where they are known; None if they must be computed.
+        Gives mean and covariance of the Gaussian of highest bound, where they are known; None if they must be searched.
     near
         A point u (d,) of high density from which the computation may start, such as the values that made the data.
     noise
@@ -63,7 +63,7 @@ class Problem:
     prior: Any
     likelihood: Callable[[Any], Array]
     exact: Exact | None = None
-    best: tuple[Array, Array] | None = None
+    best: Callable[[], tuple[Array, Array]] | None = None
     near: Array | None = None
     noise: Callable[[Array], Array] | None = None
     has_best: bool = True

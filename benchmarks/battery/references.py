@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 from scipy.special import gammaln, logsumexp, ndtri
 from scipy.stats import qmc
@@ -28,7 +29,7 @@ Density = Callable[[Array], Array]
 
 N_DRAWS = 4000
 ESS_WANTED, MOST_DRAWS, ROUND = 20_000, 1_500_000, 50_000
-LARGEST_BEST = 25  # dimensions in which the best Gaussian is computed
+LARGEST_BEST = 45  # dimensions in which the best Gaussian is computed
 FOLDER = Path(os.environ.get("QBVI_BATTERY", Path(__file__).parent / "cache"))
 
 
@@ -82,11 +83,14 @@ def make(problem: Problem) -> Reference:
     if problem.exact is not None:
         log_evidence, draw = problem.exact
         found = Reference(log_evidence, 0.0, draw(rng, N_DRAWS), draw(rng, N_DRAWS), None)
+    elif problem.best is not None:
+        mean, cov = problem.best()
+        found = importance_sample(problem.log_joint, Mixture(np.ones(1), mean[None], 1.1 * cov[None]), rng, rounds=0)
     else:
         found = importance_sample(problem.log_joint, starts(problem, rng), rng)
     best = None
     if problem.best is not None:
-        best = Gauss(*problem.best, *bound(problem.log_joint, *problem.best))
+        best = Gauss(*problem.best(), *bound(problem.log_joint, *problem.best()))
     elif problem.has_best and problem.d <= LARGEST_BEST:
         best = best_gaussian(problem.log_joint, found.draws)
     return Reference(found.log_evidence, found.log_evidence_se, found.draws, found.again, best, found.ess)
@@ -104,13 +108,14 @@ def best_gaussian(log_joint: Density, draws: Array) -> Gauss | None:
     cov = np.atleast_2d(np.cov(_without_outliers(draws), rowvar=False))
     centre = np.median(draws, axis=0)
     begin = [(centre, cov), (centre, 0.1 * cov)]
-    begin += [(draws[k], 0.05 * cov) for k in rng.choice(len(draws), 4, replace=False)]
-    ends = [_climb(log_joint, *start, log2_points=9, least=1e-3) for start in begin]
+    if len(centre) <= 25:
+        begin += [(draws[k], 0.05 * cov) for k in rng.choice(len(draws), 4, replace=False)]
+    ends = [_climb(log_joint, *start, normals_for(len(centre), 512, 4), least=1e-3) for start in begin]
     ends = [end for end in ends if np.isfinite(end[2])]
     if not ends:
         return None
     mean, cov, _ = max(ends, key=lambda end: end[2])
-    mean, cov, _ = _climb(log_joint, mean, cov, log2_points=12, least=1e-6)
+    mean, cov, _ = _climb(log_joint, mean, cov, normals_for(len(centre), 4096, 16), least=1e-6)
     return Gauss(mean, cov, *bound(log_joint, mean, cov))
 
 
@@ -146,7 +151,13 @@ def normals(d: int, log2_points: int = 8) -> Array:
     return np.concatenate([z, -z], axis=1).reshape(-1, d)
 
 
-def _climb(log_joint: Density, mean: Array, cov: Array, log2_points: int, least: float) -> tuple[Array, Array, float]:
+def normals_for(d: int, fewest: int, each: int) -> Array:
+    """At least so many normals, and so many for each coefficient of a quadratic."""
+    wanted = max(fewest, each * (d + 1) * (d + 2) // 2)
+    return normals(d, int(np.ceil(np.log2(wanted / (2 * SCRAMBLES)))))
+
+
+def _climb(log_joint: Density, mean: Array, cov: Array, z: Array, least: float) -> tuple[Array, Array, float]:
     """Natural-gradient ascent of the bound with the same quasi-random normals in every step.
 
     In coordinates that whiten q, the quadratic regression of the log joint on the draws has gradient g and Hessian H. The
@@ -154,16 +165,15 @@ def _climb(log_joint: Density, mean: Array, cov: Array, log2_points: int, least:
     halved until the bound rises. It ends when a step gains less than ``least`` nats.
     """
     d = len(mean)
-    z = normals(d, max(log2_points - 5, 1) if d < 8 else log2_points - 4)
     rows, columns = np.triu_indices(d)
     features = np.column_stack([np.ones(len(z)), z, (z[:, rows] * z[:, columns]) - (rows == columns)])
-    solve = np.linalg.pinv(features)
+    solve = cho_factor(features.T @ features)
     now, values = _value(log_joint, mean, cov, z)
     share = 1.0
     for _ in range(200):
         if not np.isfinite(now):
             break
-        coefficients = solve @ values
+        coefficients = cho_solve(solve, features.T @ values)
         g, hessian = coefficients[1 : d + 1], np.zeros((d, d))
         hessian[rows, columns] = coefficients[d + 1 :]
         hessian += hessian.T  # a squared term's coefficient is half the second derivative
@@ -257,10 +267,10 @@ class Mixture:
         return np.column_stack(parts)
 
 
-def importance_sample(log_joint: Density, begin: Mixture, rng: np.random.Generator) -> Reference:
+def importance_sample(log_joint: Density, begin: Mixture, rng: np.random.Generator, rounds: int = 14) -> Reference:
     """Evidence and draws by importance sampling from a mixture that is fitted to the weighted draws of each round."""
     mixture, size = begin, 8 if begin.means.shape[1] > 1 else 4
-    for turn in range(14):
+    for turn in range(rounds):
         u = mixture.sample(rng, 20_000)
         log_ratio = log_joint(u) - mixture.log_prob(u)
         weights, power = _tempered(log_ratio, 1500)
