@@ -122,6 +122,7 @@ def closing(found: list[dict]) -> str:
         f"within {WITHIN} nats of the best Gaussian and not called converged: {len(silent)} of {len(within)} ({_names(silent)})",
         f"converged with MMTV above {FALSE}: {len(far)} ({_names(far)})",
         f"evaluations at stop over those when the gap first was below {TOL}: {_quartiles(ratios)}",
+        f"true gap more than 0.01 above twice the predicted one: {_optimistic(known)}",
         f"truth within three standard errors of the evidence: {sum(z < 3 for z in tested)} of {len(tested)}",
         "",
         GROUPS,
@@ -154,6 +155,11 @@ def _number(fit: qbvi.Fit, name: str) -> float:
 
 def _names(found: Iterable[dict]) -> str:
     return " ".join(dict.fromkeys(row["problem"] for row in found)) or "none"
+
+
+def _optimistic(known: list[dict]) -> str:
+    predicted = [row for row in known if math.isfinite(row["predicted_gap"])]
+    return f"{sum(row['gap'] > 2 * row['predicted_gap'] + 0.01 for row in predicted)} of {len(predicted)}"
 
 
 def _quartiles(ratios: list[float]) -> str:
