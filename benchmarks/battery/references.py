@@ -115,7 +115,8 @@ def best_gaussian(log_joint: Density, draws: Array) -> Gauss | None:
     if not ends:
         return None
     mean, cov, _ = max(ends, key=lambda end: end[2])
-    mean, cov, _ = _climb(log_joint, mean, cov, normals_for(len(centre), 4096, 16), least=1e-6)
+    many = normals_for(len(centre), 4096 if len(centre) <= 8 else 16_384, 32)
+    mean, cov, _ = _climb(log_joint, mean, cov, many, least=1e-6)
     return Gauss(mean, cov, *bound(log_joint, mean, cov))
 
 
@@ -144,17 +145,18 @@ SCRAMBLES = 16
 
 
 @lru_cache(maxsize=32)
-def normals(d: int, log2_points: int = 8) -> Array:
+def normals(d: int, log2_points: int = 8, first: int = 0) -> Array:
     """Standard normals (16 * 2 * 2^log2_points, d): independent Sobol scrambles, each with its mirror image."""
-    half = [qmc.Sobol(d, rng=np.random.default_rng([d, k])).random_base2(log2_points) for k in range(SCRAMBLES)]
+    scrambles = [qmc.Sobol(d, rng=np.random.default_rng([d, first + k])) for k in range(SCRAMBLES)]
+    half = [scramble.random_base2(log2_points) for scramble in scrambles]
     z = ndtri(np.clip(np.stack(half), 1e-12, 1 - 1e-12))
     return np.concatenate([z, -z], axis=1).reshape(-1, d)
 
 
 def normals_for(d: int, fewest: int, each: int) -> Array:
-    """At least so many normals, and so many for each coefficient of a quadratic."""
+    """At least so many normals, and so many for each coefficient of a quadratic: other ones than those that judge."""
     wanted = max(fewest, each * (d + 1) * (d + 2) // 2)
-    return normals(d, int(np.ceil(np.log2(wanted / (2 * SCRAMBLES)))))
+    return normals(d, int(np.ceil(np.log2(wanted / (2 * SCRAMBLES)))), first=SCRAMBLES)
 
 
 def _climb(log_joint: Density, mean: Array, cov: Array, z: Array, least: float) -> tuple[Array, Array, float]:
