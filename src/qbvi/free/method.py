@@ -144,11 +144,12 @@ class Free(Algorithm):
 
     def looking_at(self, model: Model, max_evals: int | None) -> Self:
         """The method that surveys this model's prior for other modes."""
-        return replace(self, prior=self.first.looking_at(model, max_evals).prior)
+        first = self.first.looking_at(model, max_evals)
+        return replace(self, first=first, prior=first.prior)
 
     def is_exploring(self, state: FreeState) -> bool:
-        """Whether the next points are those of a survey."""
-        return state.current is None and self._search.is_surveying(state.search)
+        """Whether the next points are those of a survey, or of a look at the prior."""
+        return state.current is None and self._search.is_exploring(state.search)
 
     def fresh_draws(self, n_evals: int) -> int:
         """As the first part, if the fit ends before the rounds begin."""
@@ -231,8 +232,8 @@ class Free(Algorithm):
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
         rule, d = self.rules.rounds, state.theta.shape[1]
         is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
-        is_surveying = self._search.is_surveying(state.search)
-        return bool(is_known and not is_surveying and np.isneginf(state.y).mean() > rule.walled)
+        is_exploring = self._search.is_exploring(state.search)
+        return bool(is_known and not is_exploring and np.isneginf(state.y).mean() > rule.walled)
 
     def _spread(self, state: FreeState) -> Base:
         """A Gaussian around the finite points, by importance weights that are tempered if few."""

@@ -66,9 +66,10 @@ class Search:
         none = np.empty((0, family.dim))
         return SearchState(self.method.init(family, q), None, (), none, 0, 0, False)
 
-    def is_surveying(self, state: SearchState) -> bool:
-        """Whether the next points are those of a survey."""
-        return state.survey is not None and not state.survey.is_over
+    def is_exploring(self, state: SearchState) -> bool:
+        """Whether the next points are those of a survey, or of a look at the prior."""
+        is_surveying = state.survey is not None and not state.survey.is_over
+        return is_surveying or self.method.is_exploring(state.path)
 
     def ask(self, family: Any, state: SearchState, rng: np.random.Generator) -> Array:
         """The next points: (n, d)."""
@@ -106,7 +107,9 @@ class Search:
             )
             state = state._replace(modes=(*state.modes, mode) if is_new else state.modes)
             if is_first:
-                survey = None if self.prior is None else Survey.begin(len(mode.mean))
+                # A path that was not concave has already looked at the whole prior.
+                is_seen = self.prior is None or state.path.look is not None
+                survey = None if is_seen else Survey.begin(len(mode.mean))
                 return state._replace(survey=survey, n_first=state.n_path, is_over=survey is None)
             return self._next(family, state if is_new else state._replace(starts=state.starts[:0]))
         is_long = state.n_path > rule.survey.patience * state.n_first
