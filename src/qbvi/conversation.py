@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.evaluate import Evaluations, Failure
+from qbvi.evaluate import Evaluated, Failure
 from qbvi.points import count, items
 from qbvi.results import Fit
 
@@ -62,7 +62,7 @@ class Request:
         return digest.digest()
 
 
-Conversation = Generator[Request, Evaluations, Fit]
+Conversation = Generator[Request, Evaluated, Fit]
 
 
 class Kept(NamedTuple):
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
     seconds: float
 
 
-def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
+def drive(conversation: Conversation, answer: Callable[[Request], Evaluated]) -> Fit:
     """Answer every request of a run, and return its fit.
 
     An error in ``answer`` is passed to the run, which may return the fit so far.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.backends import Backend
-from qbvi.evaluate import Evaluations
+from qbvi.evaluate import Evaluated
 from qbvi.evaluate.on_device import DeviceFunction, Identity, taken
 from qbvi.evaluate.policy import replace_failed
 from qbvi.families import Family
@@ -222,7 +222,7 @@ class Engine:
         """The function's argument: stacked constrained values."""
         return self.call(self.core, "points", theta)
 
-    def values(self, theta: Array, evaluations: Evaluations) -> Values:
+    def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """The function's values, with the prior."""
         values: Values = self.call(self.core, "values", theta, *evaluations)
         return values

@@ -18,7 +18,7 @@ from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Un
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import pareto_khat
 from qbvi.ending import Stop, StopKind
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
@@ -53,7 +53,7 @@ class DomainError(RuntimeError):
 class Run:
     """Model, family, black box and method, put together.
 
-    `requests` is the loop. It yields each `Request`, receives the function's `Evaluations` there,
+    `requests` is the loop. It yields each `Request`, receives what was `Evaluated` there,
     and returns the `Fit`. `drive` answers the requests from the black box. On a backend that
     compiles, steps are made in chunks that evaluate the function themselves and yield no requests.
     The history is the same.
@@ -125,7 +125,7 @@ class Run:
                 error.fit = self._freeze(self._kept, Stop.of(StopKind.ERROR, error=error))
             raise
 
-    def evaluate(self, request: Request) -> Evaluations:
+    def evaluate(self, request: Request) -> Evaluated:
         """Answer a request from the black box."""
         return self.black_box(request.points, *request.batch, scale=request.scale)
 
@@ -169,7 +169,7 @@ class Run:
         """The unfinished fit at this point; None before the first step."""
         return None if self._kept is None else self._freeze(self._kept, Stop.of(StopKind.UNFINISHED))
 
-    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
+    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
             with self.backend.active():
                 self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
@@ -187,7 +187,7 @@ class Run:
             assert self._look.draws is not None
             stop = self._take(*self._look.draws, progress)
 
-    def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
+    def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
         before = self._engine.draws.bit_generator.state
         theta = self._engine.ask(self._state, len(self._history))
@@ -260,7 +260,7 @@ class Run:
             _check_domain(iteration)
         return stop
 
-    def _is_doubted(self) -> Generator[Request, Evaluations, bool]:
+    def _is_doubted(self) -> Generator[Request, Evaluated, bool]:
         """Whether fresh draws from a q that seems to have converged give a reason to continue.
 
         They are drawn only if all of these hold:
@@ -310,7 +310,7 @@ class Run:
 
     def _values(
         self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
-    ) -> Generator[Request, Evaluations, Values]:
+    ) -> Generator[Request, Evaluated, Values]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
         self.black_box.is_lenient = is_lenient
@@ -385,7 +385,7 @@ class Run:
         if share:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
-    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look]:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look]:
         """Evaluate fresh draws from ``q``, in parts that fit into memory.
 
         With mini-batches, each part has its own batch and is a group of its own.

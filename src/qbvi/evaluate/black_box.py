@@ -16,7 +16,7 @@ from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = ["BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -40,7 +40,7 @@ class EvaluationError(RuntimeError):
         self.fit: Any = None
 
 
-class Evaluations(NamedTuple):
+class Evaluated(NamedTuple):
     """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
     values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
@@ -106,7 +106,7 @@ class BlackBox:
         scale: float = 1.0,
         known: Mapping[int, Outcome] = _NONE_KNOWN,
         on_done: Callable[[int, Outcome], None] | None = None,
-    ) -> Evaluations:
+    ) -> Evaluated:
         """Evaluate at stacked constrained points, on a batch of data where there is one.
 
         Parameters
@@ -136,7 +136,7 @@ class BlackBox:
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
+        return self._replace_failed(Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
     @property
     def _calls(self) -> Calls:
@@ -179,7 +179,7 @@ class BlackBox:
         blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
         return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
 
-    def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
+    def _replace_failed(self, evaluated: Evaluated, failures: dict[int, Failure], scale: float) -> Evaluated:
         if not failures:
             return evaluated
         values, ok, noise_sd = evaluated
@@ -194,13 +194,13 @@ class BlackBox:
         # There is no value to replace them by. The method goes elsewhere, and `Run` ends the fit if
         # that never helps.
         if not ok.any():
-            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
+            return Evaluated(np.full(ok.shape, np.nan), ok, noise_sd)
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         fine = values[ok], ok[ok]
         filled = np.where(ok, values, excluded_value(*fine))
         filled[floored] = floor_value(*fine)
         ok[floored] = True
-        return Evaluations(filled, ok, noise_sd)
+        return Evaluated(filled, ok, noise_sd)
 
     def _error(self, failure: Failure, failures: dict[int, Failure], ok: NDArray[np.bool_]) -> EvaluationError:
         everywhere = not ok.any() and all(other.kind == "exception" for other in failures.values())
