@@ -39,6 +39,7 @@ from qbvi.distributions import (
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
+from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
@@ -68,6 +69,7 @@ __all__ = [
     "DomainError",
     "Euclidean",
     "EvaluationError",
+    "Evaluations",
     "Exponential",
     "ExponentialMap",
     "Failure",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.evaluate import Evaluated, Failure
+from qbvi.evaluations import Recorded
 from qbvi.points import count, items
 from qbvi.results import Fit
 
@@ -85,6 +86,7 @@ class Snapshot(NamedTuple):
     n_evals: int
     failures: tuple[Failure, ...]
     seconds: float
+    recorded: Recorded | None  # all points so far
 
 
 def drive(conversation: Conversation, answer: Callable[[Request], Evaluated]) -> Fit:

@@ -15,6 +15,7 @@ from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
+from qbvi.earlier import Earlier
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
@@ -43,6 +44,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
+    evaluations: Any = None,
     n_starts: int | str = "auto",
     tol: float = 0.01,
     max_evals: int | None = None,
@@ -118,11 +120,25 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     init
         Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
         the centre of the prior.
+    evaluations
+        Earlier evaluations of the same function: what was paid for once informs this fit, which
+        calls the function only at new points. One of
+
+        - an earlier `qbvi.Fit`, or its `qbvi.Evaluations`,
+        - a file: ``.csv``, ``.parquet`` or ``.npz``, see `qbvi.Evaluations.load`,
+        - a pair of constrained points (N, p) and log-likelihoods (N,), such as the trace of an
+          optimiser,
+        - a dict or data frame with parameters by name and ``"log_likelihood"`` or, for prior times
+          likelihood, ``"log_density"``, such as an old chain.
+
+        Two or three of the points are evaluated again, and an error is raised if their values have
+        changed. The prior may be another one. The fit starts where the given points have most of
+        their posterior, unless ``init`` is given.
     n_starts
         Number of starts.
 
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
-          whole prior for a better start, unless ``init`` is given.
+          whole prior for a better start, unless ``init`` or ``evaluations`` are given.
         - 1: one, without such a search.
         - More: so many complete fits. All but the first start from draws from the prior, and the
           best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
@@ -208,12 +224,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
+    earlier = _earlier(evaluations, model, batches)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
-    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto})
-    if is_auto and init is None and not _is_partial(batches):
+    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
+    if is_auto and init is None and earlier is None and not _is_partial(batches):
         algorithm = algorithm.looking_at(model, budget.max_evals)
-    warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
         log_likelihood, batches = batches.bound_to(log_likelihood)
@@ -233,6 +249,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             callback=callback,
             backend=place.loop,
             where=place.words,
+            earlier=earlier,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -253,12 +270,20 @@ def _starts(n_starts: Any) -> tuple[bool, int]:
     return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
 
 
-def _fingerprints(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: fingerprint(name, value) for name, value in given.items()}
+def _fingerprints(given: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any]:
+    evaluations = {} if earlier is None else {"evaluations": earlier.digest}
+    return {name: fingerprint(name, value) for name, value in {**given, **evaluations}.items()}
 
 
 def _is_partial(batches: Any) -> bool:
     return batches is not None and bool(batches.is_partial)
+
+
+def _earlier(evaluations: Any, model: Model, batches: Any) -> Earlier | None:
+    if evaluations is not None and _is_partial(batches):
+        msg = "`evaluations` must be left out with mini-batches, whose values are of different data; pass init= to start from an earlier fit"
+        raise ValueError(msg)
+    return Earlier.of(evaluations, model)
 
 
 class _Place(NamedTuple):
@@ -337,6 +362,7 @@ def _plain(init: Any) -> Any:
 
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
     """Refuse options that do not suit the function, or that do not work on a device."""
+    warn_if_nothing_to_share(limits["executor"], vectorized)
     is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:

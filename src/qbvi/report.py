@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import Evaluations
 
 __all__ = ["Report", "Trace"]
 
@@ -131,6 +132,9 @@ class Report:
         Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
     backend
         Array library, device and dtype that the fit ran on.
+    evaluations
+        All points that the function was evaluated at, with their values; None if they were not
+        kept.
 
     Examples
     --------
@@ -156,6 +160,7 @@ class Report:
     khat_draws: int | None = None
     backend: str = "numpy on cpu, float64"
     stop_kind: StopKind = StopKind.BY_HAND
+    evaluations: Evaluations | None = field(default=None, repr=False)
 
     def ended(self, stop: Stop) -> Report:
         """The same report with another ending."""

@@ -17,8 +17,10 @@ from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import pareto_khat
+from qbvi.earlier import Earlier
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
+from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
@@ -70,6 +72,8 @@ class Run:
         Words for backend and device in the report; by default those of ``backend``.
     verdict
         The rules by which fresh draws confirm a convergence.
+    earlier
+        Evaluations that were made before.
     """
 
     model: Model
@@ -84,6 +88,7 @@ class Run:
     backend: Backend = HOST
     where: str = ""
     verdict: Verdict = field(default_factory=Verdict)
+    earlier: Earlier | None = None
 
     def __post_init__(self) -> None:
         if self.family.dim > LARGEST_TRACED and any(isinstance(rule, ParameterChange) for rule in self.algorithm.stop):
@@ -100,6 +105,8 @@ class Run:
         self._kept: Kept | None = None  # the q that would be returned now
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
+        # Points that stay on a device, and values of different data, are not recorded.
+        self._evaluations = Record(self.model.dim) if self.backend.is_host and not self._is_partial else None
         self._remarks: list[str] = []
         self._start = time.perf_counter()
 
@@ -144,6 +151,7 @@ class Run:
             n_evals=self.black_box.n_evals,
             failures=tuple(self.black_box.failures),
             seconds=self._seconds(),
+            recorded=None if self._evaluations is None else self._evaluations.recorded(),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -159,6 +167,8 @@ class Run:
         self._looks = snapshot.looks
         self.black_box.n_evals = snapshot.n_evals
         self.black_box.failures[:] = snapshot.failures
+        if self._evaluations is not None and snapshot.recorded is not None:
+            self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
 
     def remark(self, note: str) -> None:
@@ -179,6 +189,8 @@ class Run:
         while True:
             while not stop:
                 self._turned(is_last=False)
+                if self.earlier is not None and not len(self._history):
+                    yield from self._take_in(self.earlier)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
             if not (stop.converged and (yield from self._is_doubted())):
@@ -191,13 +203,30 @@ class Run:
         """Request the values of one step and make it; return a stop if it was the last."""
         before = self._engine.draws.bit_generator.state
         theta = self._engine.ask(self._state, len(self._history))
-        stop = self._unaffordable(len(theta))
+        stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
         if stop:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
             self._engine.draws.bit_generator.state = before
             return stop
-        is_lenient = self.algorithm.is_exploring(self._state)
-        return self._take(theta, (yield from self._values(theta, self._engine.rows, is_lenient)), progress)
+        stage = "search" if self.algorithm.is_exploring(self._state) else "step"
+        return self._take(theta, (yield from self._values(theta, self._engine.rows, stage)), progress)
+
+    def _take_in(self, earlier: Earlier) -> Generator[Request, Evaluated, None]:
+        """Compare earlier evaluations with the function, and pass them to the method."""
+        before = self._engine.draws.bit_generator.state
+        n = len(earlier.probes) + len(self._engine.ask(self._state, 0))
+        self._engine.draws.bit_generator.state = before
+        self._unaffordable(n)
+        theta = self.backend.asarray(earlier.theta[earlier.probes])
+        first = yield from self._values(theta, self._engine.rows, "check")
+        agreement = earlier.compare(_log_joint(first), to_numpy(first.noise_sd))
+        if agreement is None:
+            again = yield from self._values(theta, self._engine.rows, "check")
+            agreement = earlier.compare(_log_joint(first), to_numpy(first.noise_sd), _log_joint(again))
+        assert agreement is not None
+        if self._evaluations is not None:
+            self._evaluations.give(earlier.recorded(agreement))
+        self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -308,16 +337,36 @@ class Run:
             return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
         return self._kept
 
-    def _values(
-        self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
-    ) -> Generator[Request, Evaluated, Values]:
+    def _values(self, theta: Array, rows: np.random.Generator, stage: str) -> Generator[Request, Evaluated, Values]:
+        """Request values at all points where none was given."""
+        given = self._given_at(theta)
+        if not given:
+            return self._engine.values(theta, (yield from self._evaluated(theta, rows, stage)))
+        is_new = np.array([i not in given for i in range(len(theta))])
+        evaluated = [np.array([given.get(i, math.nan) for i in range(len(theta))]), ~is_new, np.zeros(len(theta))]
+        if is_new.any():
+            new = yield from self._evaluated(theta[is_new], rows, stage)
+            for column, values in zip(evaluated, new, strict=True):
+                column[is_new] = values
+        return self._engine.values(theta, Evaluated(*evaluated))
+
+    def _evaluated(
+        self, theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, Evaluated]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
-        self.black_box.is_lenient = is_lenient
-        evaluations = yield request
+        record = self._evaluations
+        self.black_box.is_lenient = stage == "search"
+        if record is not None:
+            self.black_box.on_returned = lambda values, noise_sd: record.add(theta, values, noise_sd, stage)
+        evaluated = yield request
         self.number += 1
-        self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
-        return self._engine.values(theta, evaluations)
+        self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
+        return evaluated
+
+    def _given_at(self, theta: Array) -> dict[int, float]:
+        """Values that were given at some of the points, by row."""
+        return {} if self._evaluations is None else self._evaluations.known(theta)
 
     def _count_dark_steps(self, is_some: bool) -> None:
         """Raise an error after too many consecutive steps without a finite value."""
@@ -338,6 +387,8 @@ class Run:
                 msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
                 raise ValueError(msg)
             return self.family.from_moments(mean, cov)
+        if init is None and self.earlier is not None:
+            init = Unconstrained(*self.earlier.start)
         if isinstance(init, Unconstrained) and init.cov is not None:
             return self.family.from_moments(init.u, init.cov)
         if isinstance(init, Unconstrained):
@@ -395,7 +446,7 @@ class Run:
         failed, size, h = len(self.black_box.failures), n // parts, []
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
-            values = yield from self._values(theta, self._engine.fresh)
+            values = yield from self._values(theta, self._engine.fresh, "fresh")
             h.append(self._engine.residual(q, theta, values.log_joint))
         share = (len(self.black_box.failures) - failed) / (parts * size)
         groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
@@ -408,6 +459,23 @@ class Run:
     @property
     def _is_partial(self) -> bool:
         return self.batches is not None and self.batches.is_partial
+
+    def _record_notes(self) -> tuple[str, ...]:
+        """What the user should know about earlier evaluations, and about those of this fit."""
+        notes = []
+        n = 0 if self.earlier is None else len(self.earlier.values)
+        if n and self.algorithm.uses_earlier:
+            notes.append(f"{n:,} earlier evaluations were given, and are not counted")
+        elif n:
+            notes.append(
+                f"{n:,} earlier evaluations were given; {type(self.algorithm).__name__} uses them for its start and where a "
+                "point occurs again, not for its steps"
+            )
+        if self._evaluations is not None and self._evaluations.n_dropped:
+            notes.append(
+                f"fit.evaluations leaves out the oldest {self._evaluations.n_dropped:,} points, to save memory"
+            )
+        return tuple(notes)
 
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
         h = np.atleast_2d(kept.h)
@@ -435,10 +503,16 @@ class Run:
             seconds=self._seconds(),
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=(*said, *self._remarks, *notes),
+            notes=(*said, *self._record_notes(), *self._remarks, *notes),
             backend=self.where or str(self.backend),
+            evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+def _log_joint(values: Values) -> Floats:
+    """Log joints, NaN where the function failed."""
+    return np.where(to_numpy(values.ok), to_numpy(values.log_joint), np.nan)
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

@@ -13,6 +13,7 @@ from qbvi import archive
 from qbvi.archive import Arrays, PathLike
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import STAGES, Evaluations, Record, Recorded
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.points import mapped, row
@@ -27,7 +28,11 @@ SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # an array, as JSON has no NaN or infinity
-_FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
+_FAILURE  # Evaluations with more numbers than this are not saved with a fit: 8 MiB.
+_MOST_NUMBERS = 2**20
+_WORDS = ("kind", "message", "traceback", "worker", "types")
+# Evaluations with more numbers than this are not saved with a fit: 8 MiB.
+_MOST_NUMBERS = 2**20
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 
 
@@ -37,7 +42,9 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     Parameters
     ----------
     fit : Fit
-        The fit. Its user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
+        The fit. Its evaluations are written too, if they are at most 2^20 numbers (points times
+        dimensions); otherwise a note in the file says so, and ``fit.evaluations.save(...)`` writes
+        them to a file of their own. The fit's user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
         `load`.
     path : str or path
         Name of the file, used as given.
@@ -115,7 +122,7 @@ def _header(fit: Fit) -> dict[str, Any]:
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
         "report": report
-        | {"notes": list(fit.notes), "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
+        | {"notes": [*fit.notes, *_left_out(fit)], "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
         "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
@@ -128,7 +135,34 @@ def _arrays(fit: Fit) -> Arrays:
         "failure_parameters": np.concatenate([np.empty((0, len(fit.labels))), *where]),
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
+        **_evaluation_arrays(fit),
     }
+
+
+def _left_out(fit: Fit) -> list[str]:
+    """A note for the file if the evaluations are too many to be saved."""
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or table.unconstrained.size <= _MOST_NUMBERS:
+        return []
+    return [f"the {len(table):,} evaluations were not saved with the fit; fit.evaluations.save writes them"]
+
+
+def _evaluation_arrays(fit: Fit) -> Arrays:
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or _left_out(fit):
+        return {}
+    stage = np.array([STAGES.index(stage) for stage in table.stage], dtype=np.int8)
+    columns = {"theta": table.unconstrained, "value": table.values, "noise_sd": table.noise_sd, "stage": stage}
+    return {f"evaluations_{name}": column for name, column in (columns | {"batch": table.batch}).items()}
+
+
+def _evaluations(arrays: Arrays, model: Model) -> Evaluations | None:
+    columns = {name.removeprefix("evaluations_"): array for name, array in arrays.items() if name.startswith("evalu")}
+    if not columns:
+        return None
+    record = Record(model.dim)
+    record.restore(Recorded(**columns, n_dropped=0, is_exact=False))
+    return record.table(model)
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
@@ -156,7 +190,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
     words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
-    report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
+    rest = {"failures": _failures(header["failures"], arrays, model), "evaluations": _evaluations(arrays, model)}
+    report = Report(**words, **numbers, trace=trace, **rest)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 

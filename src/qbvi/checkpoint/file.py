@@ -31,7 +31,7 @@ from qbvi.run import Run
 
 __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
-SCHEMA = 1
+SCHEMA = 2
 _FORMAT = "qbvi-checkpoint"
 _STATES = 0.04  # fraction of the run's time that writing states may take
 _SYNCS = 0.01  # fraction of it that forcing the journal to the disk may take

@@ -26,6 +26,8 @@ _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 class EvaluationError(RuntimeError):
     """The log-likelihood failed at a point and `on_failure` says to raise.
 
+    Also raised if values given as `evaluations` are not those of this log-likelihood.
+
     Attributes
     ----------
     failure
@@ -95,6 +97,8 @@ class BlackBox:
     failures: list[Failure] = field(default_factory=list)
     runner: Runner | None = None
     is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
+    # Called with the values of each call as the function returned them, and with their noise.
+    on_returned: Callable[[Floats, Floats], None] | None = None
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -134,6 +138,8 @@ class BlackBox:
         self.n_evals += len(ordered) + self._repeated(ordered)
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
+        if self.on_returned is not None:
+            self.on_returned(raw, noise_sd)
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
         return self._replace_failed(Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
