@@ -236,7 +236,8 @@ class Ask:
         if self._received:
             answers.add(self._last, self._received)
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
-        write_saved(path, identity, values | {"method": self._run.algorithm}, setup, answers)
+        values |= {"method": self._run.algorithm, "earlier": self._run.earlier}
+        write_saved(path, identity, values, setup, answers)
 
     @classmethod
     def load(
@@ -264,6 +265,7 @@ class Ask:
             algorithm,
             saved.read("budget", Budget),
             saved.seed,
+            earlier=saved.read("earlier", Earlier | None),  # type: ignore[arg-type]  # a union is fine
         )
         saved.restore(self._run)
         self._checkpoint = None

@@ -23,7 +23,7 @@ from qbvi.model import Model
 from qbvi.protocol import Known, Part
 from qbvi.results import Fit
 
-__all__ = ["Agreement", "Earlier"]
+__all__ = ["Agreement", "Earlier", "Probed"]
 
 Floats = NDArray[np.float64]
 
@@ -31,10 +31,19 @@ _PROBES = 2  # given points that are evaluated again; one more if a constant may
 # Nats that a value may differ by without being another function's: values from a text file are
 # rounded, and so are their points.
 _ROUNDED = 1e-3
-_ROUNDING = 1e-10  # the same, relative to the value, for a function without noise
+# Relative error of a value without noise, summed over many observations, by dtype.
+_ROUNDING = {"float64": 1e-10, "float32": 1e-5}
 _FALSE_ALARM = 1e-4  # chance that values of the same noisy function are refused
 # Least effective sample size, for each dimension, of the points that the start is made from.
 _ENOUGH = 3
+
+
+class Probed(NamedTuple):
+    """What the function gives at the points that are evaluated again."""
+
+    log_joint: Floats  # (n,) NaN where it failed
+    noise_sd: Floats  # (n,) zero if unknown
+    dtype: str = "float64"
 
 
 class Agreement(NamedTuple):
@@ -111,42 +120,30 @@ class Earlier:
         n = min(len(order), _PROBES + self.is_shifted)
         return order[[i * len(order) // n for i in range(n)]]
 
-    def compare(self, first: Floats, noise_sd: Floats, second: Floats | None = None) -> Agreement | None:
+    def compare(self, now: Probed, again: Floats | None = None) -> Agreement | None:
         """Compare given log joints with those of the function at the `probes`.
 
-        Parameters
-        ----------
-        first, second
-            Log joints at the probes (n,), NaN where the function failed; the second ones are of the
-            same points again.
-        noise_sd
-            Standard deviations of their noise, zero if unknown (n,).
-
-        Returns
-        -------
-        Agreement or None
-            None if the values differ and it is not known whether that is noise: the points must be
-            evaluated a second time.
+        ``again`` are log joints at the same points once more (n,). Raises an `EvaluationError` if
+        the given values are not those of the function. Returns None if they differ and it is not
+        known whether that is noise: then the points must be evaluated again.
         """
-        given = (self.values + self.log_prior)[self.probes]
-        difference = first - given
-        fine = np.isfinite(difference)
+        given, at, first = (self.values + self.log_prior)[self.probes], self.theta[self.probes], now.log_joint
         if np.all(np.isnan(first)):
-            raise EvaluationError(_failing(self.theta[self.probes[0]], given[0]))
-        shift = float(difference[fine][0]) if self.is_shifted and fine.any() else 0.0
+            raise EvaluationError(_failing(at[0], given[0]))
+        difference = first - given
+        finite = difference[np.isfinite(difference)]
+        shift = float(finite[0]) if self.is_shifted and finite.size else 0.0
         difference = np.where(np.isnan(first), 0.0, difference - shift)
-        error, dof = self._errors(noise_sd, None if second is None else (second - first)[fine])
-        rounded = _ROUNDED + _ROUNDING * np.abs(given)
-        is_close = bool(np.all(np.abs(difference) <= rounded))
-        if not is_close and not dof and second is None:
+        error, dof = self._errors(now.noise_sd, None if again is None else again - first)
+        rounding = _ROUNDING[now.dtype] * np.maximum(np.abs(given), 1.0)
+        if again is None and not dof and np.any(np.abs(difference) > _ROUNDED + rounding):
             return None
-        allowed = rounded + _critical(dof) * error * (math.sqrt(2) if self.is_shifted else 1.0)
+        allowed = _ROUNDED + rounding + _critical(dof) * error * (math.sqrt(2) if self.is_shifted else 1.0)
         i = int(np.argmax(np.abs(difference) - allowed))
         if abs(difference[i]) > allowed[i]:
-            raise EvaluationError(_changed(self.theta[self.probes[i]], given[i] + shift, first[i], self.is_shifted))
-        is_exact = np.all(np.abs(difference) <= _ROUNDING * np.maximum(np.abs(given), 1.0))
-        seen = 0.0 if is_exact else float(np.mean(difference**2) / 2)
-        return Agreement(max(seen, float(np.mean(error**2) / 2)), shift)
+            raise EvaluationError(_changed(at[i], given[i] + shift, first[i], self.is_shifted))
+        seen = np.where(np.abs(difference) > rounding, difference, 0.0)
+        return Agreement(float(max(np.mean(seen**2), np.mean(error**2))) / 2, shift)
 
     def _errors(self, noise_sd: Floats, repeats: Floats | None) -> tuple[Floats, float]:
         """Standard deviations of the differences at the probes (n,), and their degrees of freedom.

@@ -17,7 +17,7 @@ from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import pareto_khat
-from qbvi.earlier import Earlier
+from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
 from qbvi.evaluations import Record
@@ -219,10 +219,11 @@ class Run:
         self._unaffordable(n)
         theta = self.backend.asarray(earlier.theta[earlier.probes])
         first = yield from self._values(theta, self._engine.rows, "check")
-        agreement = earlier.compare(_log_joint(first), to_numpy(first.noise_sd))
+        seen = Probed(_log_joint(first), to_numpy(first.noise_sd), self.backend.dtype)
+        agreement = earlier.compare(seen)
         if agreement is None:
             again = yield from self._values(theta, self._engine.rows, "check")
-            agreement = earlier.compare(_log_joint(first), to_numpy(first.noise_sd), _log_joint(again))
+            agreement = earlier.compare(seen, _log_joint(again))
         assert agreement is not None
         if self._evaluations is not None:
             self._evaluations.give(earlier.recorded(agreement))
@@ -464,6 +465,7 @@ class Run:
         """What the user should know about earlier evaluations, and about those of this fit."""
         notes = []
         n = 0 if self.earlier is None else len(self.earlier.values)
+        n = n or (0 if self._evaluations is None else self._evaluations.n_given)
         if n and self.algorithm.uses_earlier:
             notes.append(f"{n:,} earlier evaluations were given, and are not counted")
         elif n:

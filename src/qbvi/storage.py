@@ -11,9 +11,10 @@ import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
-from qbvi.evaluations import STAGES, Evaluations, Record, Recorded
+from qbvi.evaluations import STAGES, Evaluations
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.model import Model
 from qbvi.points import mapped, row
@@ -28,12 +29,11 @@ SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
 _NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # an array, as JSON has no NaN or infinity
-_FAILURE  # Evaluations with more numbers than this are not saved with a fit: 8 MiB.
-_MOST_NUMBERS = 2**20
-_WORDS = ("kind", "message", "traceback", "worker", "types")
-# Evaluations with more numbers than this are not saved with a fit: 8 MiB.
-_MOST_NUMBERS = 2**20
+_FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
+# Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
+_MOST_NUMBERS = 2**20
+_COLUMNS = ("unconstrained", "values", "noise_sd", "log_prior", "batch")
 
 
 def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:
@@ -44,8 +44,8 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     fit : Fit
         The fit. Its evaluations are written too, if they are at most 2^20 numbers (points times
         dimensions); otherwise a note in the file says so, and ``fit.evaluations.save(...)`` writes
-        them to a file of their own. The fit's user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
-        `load`.
+        them to a file of their own. User-defined functions (in a `LogPrior` or a `Bijection`) are
+        not written; see `load`.
     path : str or path
         Name of the file, used as given.
     facts : dict, optional
@@ -151,18 +151,17 @@ def _evaluation_arrays(fit: Fit) -> Arrays:
     table = fit.evaluations
     if table is None or table.unconstrained is None or _left_out(fit):
         return {}
-    stage = np.array([STAGES.index(stage) for stage in table.stage], dtype=np.int8)
-    columns = {"theta": table.unconstrained, "value": table.values, "noise_sd": table.noise_sd, "stage": stage}
-    return {f"evaluations_{name}": column for name, column in (columns | {"batch": table.batch}).items()}
+    columns = {f"evaluations_{name}": getattr(table, name) for name in _COLUMNS}
+    return columns | {"evaluations_stage": np.array([STAGES.index(s) for s in table.stage], dtype=np.int8)}
 
 
 def _evaluations(arrays: Arrays, model: Model) -> Evaluations | None:
-    columns = {name.removeprefix("evaluations_"): array for name, array in arrays.items() if name.startswith("evalu")}
-    if not columns:
+    if "evaluations_stage" not in arrays:
         return None
-    record = Record(model.dim)
-    record.restore(Recorded(**columns, n_dropped=0, is_exact=False))
-    return record.table(model)
+    columns: dict[str, Any] = {name: arrays[f"evaluations_{name}"] for name in _COLUMNS}
+    points = to_numpy(model.flatten(model.constrain(columns["unconstrained"])))
+    stage = np.array(STAGES)[arrays["evaluations_stage"]]
+    return Evaluations(tuple(model.labels), points, stage=stage, **columns)
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
@@ -190,8 +189,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
     words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
-    rest = {"failures": _failures(header["failures"], arrays, model), "evaluations": _evaluations(arrays, model)}
-    report = Report(**words, **numbers, trace=trace, **rest)
+    failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
+    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
