@@ -265,7 +265,7 @@ class Ask:
             algorithm,
             saved.read("budget", Budget),
             saved.seed,
-            earlier=saved.read("earlier", Earlier | None),  # type: ignore[arg-type]  # a union is fine
+            earlier=saved.read("earlier", object),
         )
         saved.restore(self._run)
         self._checkpoint = None

@@ -189,8 +189,9 @@ class Run:
         while True:
             while not stop:
                 self._turned(is_last=False)
-                if self.earlier is not None and not len(self._history):
+                if self.earlier is not None and not self._is_informed:
                     yield from self._take_in(self.earlier)
+                    self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
             if not (stop.converged and (yield from self._is_doubted())):
@@ -227,7 +228,8 @@ class Run:
         assert agreement is not None
         if self._evaluations is not None:
             self._evaluations.give(earlier.recorded(agreement))
-        self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
+        with one_blas_thread(), np.errstate(all="ignore"):
+            self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -364,6 +366,11 @@ class Run:
         self.number += 1
         self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
         return evaluated
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether the method has received the earlier evaluations, maybe before an interruption."""
+        return len(self._history) > 0 or (self._evaluations is not None and self._evaluations.n_given > 0)
 
     def _given_at(self, theta: Array) -> dict[int, float]:
         """Values that were given at some of the points, by row."""

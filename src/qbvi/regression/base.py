@@ -119,8 +119,9 @@ class RegressionMethod(Algorithm):
         store = Store.holding(family, known)
         most = max(state.most, self.rules.effort.noisy_points) if known.noise else state.most
         state = state._replace(store=store, noise=known.noise, most=most, n_before=len(store.past))
-        if not self._is_enough(family, state, np.empty(0)):
-            return state
+        chosen = store.choose(family, family.defensive(state.q), most, self.rules.thinning)
+        if np.sum(chosen.weights) < family.n_whitened + self.rules.retreat.spare:
+            return state  # none of the points is near
         thorough = replace(self, rules=replace(self.rules, search=self.rules.search.thorough()))
         return state._replace(variances=thorough._answer(family, state).variances)
 
