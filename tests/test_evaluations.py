@@ -1,6 +1,7 @@
 """Every point that a fit pays for is kept, and a later fit starts from it."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ import qbvi
 from qbvi import Evaluations, storage
 from qbvi.arrange import arrange
 from qbvi.clusters import clusters, log_density
-from qbvi.earlier import Earlier, Probed
+from qbvi.earlier import Agreement, Earlier, Probed
 from qbvi.evaluations import record as records
 from qbvi.families import Gaussian
 from qbvi.protocol import Known, Part
+from qbvi.regression.rules import Rules, VarianceSearch
 from qbvi.regression.store import Store
 
 D = 3
@@ -367,6 +369,20 @@ def test_the_second_fit_is_cheap_and_right(first):
     assert_array_equal(third.q, second.q)
 
 
+@pytest.mark.soak
+def test_many_dimensions():
+    """Twenty dimensions: 1,148 evaluations before, at most half of them again."""
+    rng = np.random.default_rng(0)
+    x, b = rng.standard_normal((200, 20)), rng.standard_normal(20) / np.sqrt(20)
+    y = rng.random(200) < 1 / (1 + np.exp(-x @ b))
+    logistic = lambda t: float(np.sum(y * (x @ t) - np.logaddexp(0, x @ t)))
+    prior = qbvi.Normal(0, 5, shape=20)
+    earlier = qbvi.fit(logistic, prior, seed=1)
+    fit = qbvi.fit(logistic, prior, seed=2, evaluations=earlier)
+    assert fit.n_evals < 0.5 * earlier.n_evals
+    assert_allclose(fit.mean, earlier.mean, atol=0.1 * earlier.sd.min())
+
+
 @pytest.mark.parametrize("kind", ["table", "csv", "pair", "dict", "frame"])
 def test_every_form_of_evaluations(tmp_path, first, kind):
     table = first.evaluations
@@ -626,6 +642,17 @@ def test_clusters_hold_every_point_once():
         assert_array_equal(np.sort(np.concatenate([c.rows for c in found])), np.arange(80))
         assert all(np.linalg.eigvalsh(c.cov).min() > 0 for c in found)
     assert len(clusters(np.zeros((9, 3)), np.zeros(9, dtype=int), np.ones(3))) == 1
+
+
+def test_the_first_search_for_variances_is_thorough(first):
+    """With many points most iterations do not search; the first one with given points must."""
+    rules = replace(Rules(), search=replace(VarianceSearch(), pause=10, every=10**6))
+    method, (model, family) = qbvi.Regression(rules=rules), arrange(PRIOR, "auto")
+    start = method.init(family, first.q)
+    state = method.knowing(family, start, Earlier.of(first, model).known(Agreement(0.0, 0.0)))
+    assert state.variances != start.variances
+    assert state.noise == 0.0
+    assert state.n_before == len(state.store.past)
 
 
 def test_a_store_that_holds_earlier_points_equals_one_that_added_them():

@@ -476,10 +476,8 @@ class Run:
         if n and self.algorithm.uses_earlier:
             notes.append(f"{n:,} earlier evaluations were given, and are not counted")
         elif n:
-            notes.append(
-                f"{n:,} earlier evaluations were given; {type(self.algorithm).__name__} uses them for its start and where a "
-                "point occurs again, not for its steps"
-            )
+            name = type(self.algorithm).__name__
+            notes.append(f"{n:,} earlier evaluations were given; {name} uses them for its start, not for its steps")
         if self._evaluations is not None and self._evaluations.n_dropped:
             notes.append(
                 f"fit.evaluations leaves out the oldest {self._evaluations.n_dropped:,} points, to save memory"
