@@ -245,17 +245,18 @@ def test_a_checkpoint_knows_its_evaluations(tmp_path, first):
 @pytest.mark.parametrize("at", [0, 1, 2, 7])
 def test_ask_with_evaluations_goes_on_from_its_file(tmp_path, first, at):
     whole = qbvi.fit(skewed, PRIOR, seed=5, evaluations=first)
-    ask, made, is_saved = qbvi.Ask(PRIOR, seed=5, evaluations=first), 0, False
+    ask, made, told, is_saved = qbvi.Ask(PRIOR, seed=5, evaluations=first), 0, 0, False
     while not ask.done:
         points = ask.ask()
         if made <= at < made + len(points) and not is_saved:
             is_saved = True
-            ask.tell(points[: at - made], [skewed(point) for point in points[: at - made]])
+            told += ask.tell(points[: at - made], [skewed(point) for point in points[: at - made]])
             ask.save(tmp_path / "half")
             ask = qbvi.Ask.load(tmp_path / "half")
             points = ask.ask()
-        ask.tell(points, [skewed(point) for point in points])
+        told += ask.tell(points, [skewed(point) for point in points])
         made = int(points.ids.max()) + 1
+    assert told == whole.n_evals
     same(ask.fit().evaluations, whole.evaluations)
     assert ask.fit().notes == whole.notes
 

@@ -177,7 +177,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         ``.3`` and so on.
     on_mismatch
         What to do if the checkpoint belongs to another function, prior, data, method, family,
-        ``init`` or seed:
+        ``init``, ``evaluations`` or seed:
 
         - ``"raise"`` an error that names the difference,
         - ``"keep"`` the checkpoint and continue as if nothing had changed,

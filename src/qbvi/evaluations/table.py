@@ -69,7 +69,7 @@ class Evaluations:
     >>> len(first.evaluations) == first.n_evals
     True
     >>> again = qbvi.fit(f, qbvi.Normal(0, 1), evaluations=first, seed=2)
-    >>> again.n_evals < first.n_evals and abs(again.mean - first.mean) < 0.01
+    >>> again.n_evals < first.n_evals and bool(abs(again.mean - first.mean) < 0.01)
     True
 
     Points and log-likelihoods of another program:
