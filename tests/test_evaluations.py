@@ -418,6 +418,27 @@ def test_a_chain_with_log_densities(tmp_path, constant):
     assert_array_equal(by_name.q, fit.q)
 
 
+def test_a_csv_of_another_program_may_have_more_columns(tmp_path):
+    points, values = random_walk(lambda b: linear(b) - 0.5 * b @ b, MEAN, 100)
+    lines = [
+        f"{i},red,{','.join(map(str, b.tolist()))},{v}" for i, (b, v) in enumerate(zip(points, values, strict=True))
+    ]
+    (tmp_path / "chain.csv").write_text("\n".join(["iteration,colour,theta[2],theta[0],theta[1],log_density", *lines]))
+    table = Evaluations.load(tmp_path / "chain.csv")
+    assert table.labels == ("iteration", "theta[2]", "theta[0]", "theta[1]")
+    shifted = points[:, [1, 2, 0]]  # the columns of the file are theta[2], theta[0], theta[1]
+    function = lambda b: linear(b[[2, 0, 1]])
+    assert_array_equal(table.points[:, [2, 3, 1]], shifted)
+    fit = qbvi.fit(function, PRIOR, seed=1, evaluations=tmp_path / "chain.csv")
+    assert np.sum(fit.evaluations.stage == "given") == 100
+
+
+def test_a_failed_call_may_return_any_noise():
+    odd = lambda b: (np.nan, np.nan) if b[0] > MEAN[0] + 0.3 else (linear(b), 0.1)
+    fit = qbvi.fit(odd, PRIOR, seed=1, on_failure="exclude", max_evals=150)
+    assert np.isfinite(fit.evaluations.noise_sd).all()
+
+
 def test_the_trace_of_an_optimiser():
     from scipy.optimize import minimize
 

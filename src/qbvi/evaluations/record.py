@@ -71,8 +71,9 @@ class Record:
     def add(self, theta: Floats, value: Floats, noise_sd: Floats, stage: str) -> None:
         """Add a batch that the function was evaluated at."""
         n = len(value)
+        noise_sd = np.where(np.isfinite(noise_sd), np.abs(noise_sd), 0.0)  # a failed call may return anything
         code, batch = np.full(n, STAGES.index(stage), np.int8), np.full(n, self._next_batch(), np.int64)
-        self._parts.append(Recorded(np.array(theta), np.array(value), np.array(noise_sd), code, batch, 0, False))
+        self._parts.append(Recorded(np.array(theta), np.array(value), noise_sd, code, batch, 0, False))
         self._size += self._parts[-1].theta.size
         while len(self._parts) > 2 and self._size > _MOST_NUMBERS:
             oldest = self._parts.pop(1)
