@@ -39,6 +39,7 @@ from qbvi.distributions import (
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
 from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
+from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
 from qbvi.random import Antithetic, Independent, Sobol
@@ -69,6 +70,7 @@ __all__ = [
     "DomainError",
     "Euclidean",
     "EvaluationError",
+    "Evaluations",
     "Exponential",
     "ExponentialMap",
     "Failure",

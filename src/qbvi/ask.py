@@ -27,6 +27,7 @@ from qbvi.checkpoint import (
     write_saved,
 )
 from qbvi.conversation import Conversation, Iterate, Request
+from qbvi.earlier import Earlier
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
@@ -88,7 +89,9 @@ class Ask:
 
     Parameters
     ----------
-    prior, method, family, init, tol, max_evals, on_failure, seed, callback, checkpoint, on_mismatch
+    prior, method, family, init, evaluations, tol, max_evals, seed, callback, checkpoint
+        As for `qbvi.fit`.
+    on_failure, on_mismatch
         As for `qbvi.fit`. With ``on_failure="raise"`` a failed value raises an error and is not
         kept, so another value can be given for the same point.
 
@@ -114,6 +117,7 @@ class Ask:
         method: str | Algorithm = "auto",
         family: str | Groups | Mapping[Any, str] = "auto",
         init: Any = None,
+        evaluations: Any = None,
         tol: float | None = None,
         max_evals: int | None = None,
         on_failure: OnFailure = "raise",
@@ -126,7 +130,9 @@ class Ask:
         algorithm = choose_method(method, model, Task.of(posterior, family, tol))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
-        if init is None:
+        earlier = Earlier.of(evaluations, model)
+        given |= {} if earlier is None else {"evaluations": earlier.digest}
+        if init is None and earlier is None:
             algorithm = algorithm.looking_at(model, budget.max_evals)
         self._run = Run(
             model=model,
@@ -137,6 +143,7 @@ class Ask:
             budget=budget,
             seed=resumed_seed(seed, checkpoint),
             callback=callback,
+            earlier=earlier,
         )
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:
@@ -228,7 +235,8 @@ class Ask:
         if self._received:
             answers.add(self._last, self._received)
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
-        write_saved(path, identity, values | {"method": self._run.algorithm}, setup, answers)
+        values |= {"method": self._run.algorithm, "earlier": self._run.earlier}
+        write_saved(path, identity, values, setup, answers)
 
     @classmethod
     def load(
@@ -256,6 +264,7 @@ class Ask:
             algorithm,
             saved.read("budget", Budget),
             saved.seed,
+            earlier=saved.read("earlier", object),
         )
         saved.restore(self._run)
         self._checkpoint = None

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.backends import Backend
-from qbvi.evaluate import Evaluations
+from qbvi.evaluate import Evaluated
 from qbvi.evaluate.on_device import DeviceFunction, Identity, taken
 from qbvi.evaluate.policy import replace_failed
 from qbvi.families import Family
@@ -100,7 +100,7 @@ class Core:
         """The function's argument: stacked constrained values."""
         return self.model.constrain(theta)
 
-    def values(self, theta: Array, evaluations: Evaluations) -> Values:
+    def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """Add the prior to the function's values (n,)."""
         likelihood, *rest = evaluations
         log_joint = likelihood + self.model.log_prior(theta)
@@ -149,7 +149,7 @@ class Core:
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
         likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
-        values = self.values(theta, Evaluations(likelihood, ok, noise_sd * inputs.scale))
+        values = self.values(theta, Evaluated(likelihood, ok, noise_sd * inputs.scale))
         state, iteration = self.tell(inputs.eta, state, theta, values)
         return state, iteration, raw
 
@@ -223,7 +223,7 @@ class Engine:
         """The function's argument: stacked constrained values."""
         return self.call(self.core, "points", theta)
 
-    def values(self, theta: Array, evaluations: Evaluations) -> Values:
+    def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """The function's values, with the prior."""
         values: Values = self.call(self.core, "values", theta, evaluations)
         return values

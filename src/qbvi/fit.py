@@ -15,12 +15,13 @@ from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
+from qbvi.earlier import Earlier
 from qbvi.evaluate import (
     Batches,
     BlackBox,
     DeviceBatches,
     DeviceBox,
-    Evaluations,
+    Evaluated,
     FromHost,
     OnFailure,
     ShardedLikelihood,
@@ -52,6 +53,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
+    evaluations: Any = None,
     n_starts: int | str = "auto",
     tol: float | None = None,
     max_evals: int | None = None,
@@ -127,11 +129,25 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     init
         Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
         the centre of the prior.
+    evaluations
+        Earlier evaluations of the same function: what was paid for once informs this fit, which
+        calls the function only at new points. One of
+
+        - an earlier `qbvi.Fit`, or its `qbvi.Evaluations`,
+        - a file: ``.csv``, ``.parquet`` or ``.npz``, see `qbvi.Evaluations.load`,
+        - a pair of constrained points (N, p) and log-likelihoods (N,), such as the trace of an
+          optimiser,
+        - a dict or data frame with parameters by name and ``"log_likelihood"`` or, for prior times
+          likelihood, ``"log_density"``, such as an old chain.
+
+        Two or three of the points are evaluated again, and an error is raised if their values have
+        changed. The prior may be another one. The fit starts where the given points have most of
+        their posterior, unless ``init`` is given.
     n_starts
         Number of starts.
 
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
-          whole prior for a better start, unless ``init`` is given.
+          whole prior for a better start, unless ``init`` or ``evaluations`` are given.
         - 1: one, without such a search.
         - More: so many complete fits. All but the first start from draws from the prior, and the
           best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
@@ -170,7 +186,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         ``.3`` and so on.
     on_mismatch
         What to do if the checkpoint belongs to another function, prior, data, method, family,
-        ``init`` or seed:
+        ``init``, ``evaluations`` or seed:
 
         - ``"raise"`` an error that names the difference,
         - ``"keep"`` the checkpoint and continue as if nothing had changed,
@@ -219,12 +235,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         method, model, Task.of(posterior, family, tol)._replace(has_batches=_is_partial(batches), backend=library)
     )
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
+    earlier = _earlier(evaluations, model, batches)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
-    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto})
-    if is_auto and init is None and not _is_partial(batches):
+    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
+    if is_auto and init is None and earlier is None and not _is_partial(batches):
         algorithm = algorithm.looking_at(model, budget.max_evals)
-    warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
         log_likelihood, batches = batches.bound_to(log_likelihood)
@@ -244,6 +260,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             callback=callback,
             backend=place.loop,
             where=place.words,
+            earlier=earlier,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -264,12 +281,20 @@ def _starts(n_starts: Any) -> tuple[bool, int]:
     return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
 
 
-def _fingerprints(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: fingerprint(name, value) for name, value in given.items()}
+def _fingerprints(given: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any]:
+    evaluations = {} if earlier is None else {"evaluations": earlier.digest}
+    return {name: fingerprint(name, value) for name, value in {**given, **evaluations}.items()}
 
 
 def _is_partial(batches: Any) -> bool:
     return batches is not None and bool(batches.is_partial)
+
+
+def _earlier(evaluations: Any, model: Model, batches: Any) -> Earlier | None:
+    if evaluations is not None and _is_partial(batches):
+        msg = "`evaluations` must be left out with mini-batches, whose values are of different data; pass init= to start from an earlier fit"
+        raise ValueError(msg)
+    return Earlier.of(evaluations, model)
 
 
 class _Place(NamedTuple):
@@ -348,6 +373,7 @@ def _plain(init: Any) -> Any:
 
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
     """Refuse options that do not suit the function, or that do not work on a device."""
+    warn_if_nothing_to_share(limits["executor"], vectorized)
     is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:
@@ -378,7 +404,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
             made = backend.shaped(
-                lambda u: (core.points(u), core.values(u, Evaluations(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
+                lambda u: (core.points(u), core.values(u, Evaluated(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
             )
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001

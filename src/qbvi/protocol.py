@@ -9,7 +9,7 @@ from qbvi.arrays import Array
 from qbvi.families.base import Density, Family
 from qbvi.model import Model
 
-__all__ = ["Algorithm", "Info", "Outcome", "Values"]
+__all__ = ["Algorithm", "Info", "Known", "Outcome", "Part", "Values"]
 
 
 class Values(NamedTuple):
@@ -46,6 +46,25 @@ class Outcome(NamedTuple):
     missing: float  # nats from q to the posterior
     missing_se: float
     n_draws: int  # draws behind these figures
+
+
+class Part(NamedTuple):
+    """Rows of earlier points, and the moments of the Gaussian that they could be draws from."""
+
+    mean: Array  # (d,)
+    cov: Array  # (d, d)
+    start: int
+    stop: int
+
+
+class Known(NamedTuple):
+    """Evaluations that were made before the fit, one `Part` after another."""
+
+    theta: Array  # (N, d)
+    log_joint: Array  # (N,) minus infinity where the function failed
+    noise_sd: Array  # (N,) zero if unknown
+    parts: tuple[Part, ...]
+    noise: float  # variance of the function's noise; zero if it has none
 
 
 class Algorithm(ABC):
@@ -132,6 +151,15 @@ class Algorithm(ABC):
     @abstractmethod
     def init(self, family: Any, q: Array) -> Any:
         """State before the first iteration."""
+
+    @property
+    def uses_earlier(self) -> bool:
+        """Whether `knowing` uses evaluations that were made before the fit."""
+        return False
+
+    def knowing(self, family: Any, state: Any, known: Known) -> Any:
+        """The state before the first iteration, with evaluations that were made before the fit."""
+        return state
 
     @abstractmethod
     def ask(self, family: Any, state: Any, rng: Any) -> Array:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import Evaluations
 
 __all__ = ["Report", "Trace"]
 
@@ -135,6 +136,9 @@ class Report:
         Nats that are missing of the posterior, KL(q || posterior), and their standard error.
     backend
         Array library, device and dtype that the fit ran on.
+    evaluations
+        All points that the function was evaluated at, with their values; None if they were not
+        kept.
 
     Examples
     --------
@@ -164,6 +168,7 @@ class Report:
     evidence_se: float = math.nan
     missing: float = math.nan
     missing_se: float = math.nan
+    evaluations: Evaluations | None = field(default=None, repr=False)
 
     def ended(self, stop: Stop) -> Report:
         """The same report with another ending."""

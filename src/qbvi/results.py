@@ -15,6 +15,7 @@ from qbvi.arrays import to_numpy
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import Evaluations
 from qbvi.families import (
     DiagonalGaussian,
     ExponentialFamily,
@@ -207,6 +208,19 @@ class Fit:
     def failures(self) -> tuple[Failure, ...]:
         """All failed evaluations: where, why, and how long they took."""
         return self.report.failures
+
+    @property
+    def evaluations(self) -> Evaluations | None:
+        """All points that the function was evaluated at, in order, with their values.
+
+        Given to a later fit as ``evaluations=``, they save evaluations. Evaluations that were given
+        to this fit come first. None if they are not available:
+
+        - values of mini-batches are of different data,
+        - points of a loop on a device stay there,
+        - `save` leaves out more than a million numbers.
+        """
+        return self.report.evaluations
 
     @property
     def trace(self) -> Trace:

@@ -17,8 +17,10 @@ from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import log_evidence, pareto_khat
+from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
+from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
@@ -53,7 +55,7 @@ class DomainError(RuntimeError):
 class Run:
     """Model, family, black box and method, put together.
 
-    `requests` is the loop. It yields each `Request`, receives the function's `Evaluations` there,
+    `requests` is the loop. It yields each `Request`, receives what was `Evaluated` there,
     and returns the `Fit`. `drive` answers the requests from the black box. On a backend that
     compiles, steps are made in chunks that evaluate the function themselves and yield no requests.
     The history is the same.
@@ -70,6 +72,8 @@ class Run:
         Words for backend and device in the report; by default those of ``backend``.
     verdict
         The rules by which fresh draws confirm a convergence.
+    earlier
+        Evaluations that were made before.
     """
 
     model: Model
@@ -84,6 +88,7 @@ class Run:
     backend: Backend = HOST
     where: str = ""
     verdict: Verdict = field(default_factory=Verdict)
+    earlier: Earlier | None = None
 
     def __post_init__(self) -> None:
         if self.family.dim > LARGEST_TRACED and any(isinstance(rule, ParameterChange) for rule in self.algorithm.stop):
@@ -100,6 +105,8 @@ class Run:
         self._kept: Kept | None = None  # the q that would be returned now
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
+        # Points that stay on a device, and values of different data, are not recorded.
+        self._evaluations = Record(self.model.dim) if self.backend.is_host and not self._is_partial else None
         self._remarks: list[str] = []
         self._start = time.perf_counter()
 
@@ -125,7 +132,7 @@ class Run:
                 error.fit = self._freeze(self._kept, Stop.of(StopKind.ERROR, error=error))
             raise
 
-    def evaluate(self, request: Request) -> Evaluations:
+    def evaluate(self, request: Request) -> Evaluated:
         """Answer a request from the black box."""
         return self.black_box(request.points, *request.batch, scale=request.scale)
 
@@ -144,6 +151,7 @@ class Run:
             n_evals=self.black_box.n_evals,
             failures=tuple(self.black_box.failures),
             seconds=self._seconds(),
+            recorded=None if self._evaluations is None else self._evaluations.recorded(),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -159,6 +167,8 @@ class Run:
         self._looks = snapshot.looks
         self.black_box.n_evals = snapshot.n_evals
         self.black_box.failures[:] = snapshot.failures
+        if self._evaluations is not None and snapshot.recorded is not None:
+            self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
 
     def remark(self, note: str) -> None:
@@ -169,7 +179,7 @@ class Run:
         """The unfinished fit at this point; None before the first step."""
         return None if self._kept is None else self._freeze(self._kept, Stop.of(StopKind.UNFINISHED))
 
-    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
+    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
             with self.backend.active():
                 self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
@@ -179,6 +189,9 @@ class Run:
         while True:
             while not stop:
                 self._turned(is_last=False)
+                if self.earlier is not None and not self._is_informed:
+                    yield from self._take_in(self.earlier)
+                    self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
             if self._outcome() or not (stop.converged and (yield from self._is_doubted())):
@@ -187,17 +200,36 @@ class Run:
             assert self._look.draws is not None
             stop = self._take(*self._look.draws, progress)
 
-    def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
+    def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
         before = self._engine.draws.bit_generator.state
         theta = self._engine.ask(self._state, len(self._history))
-        stop = self._unaffordable(len(theta))
+        stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
         if stop:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
             self._engine.draws.bit_generator.state = before
             return stop
-        is_lenient = self.algorithm.is_exploring(self._state)
-        return self._take(theta, (yield from self._values(theta, self._engine.rows, is_lenient)), progress)
+        stage = "search" if self.algorithm.is_exploring(self._state) else "step"
+        return self._take(theta, (yield from self._values(theta, self._engine.rows, stage)), progress)
+
+    def _take_in(self, earlier: Earlier) -> Generator[Request, Evaluated, None]:
+        """Compare earlier evaluations with the function, and pass them to the method."""
+        before = self._engine.draws.bit_generator.state
+        n = len(earlier.probes) + len(self._engine.ask(self._state, 0))
+        self._engine.draws.bit_generator.state = before
+        self._unaffordable(n)
+        theta = self.backend.asarray(earlier.theta[earlier.probes])
+        first = yield from self._values(theta, self._engine.rows, "check")
+        seen = Probed(_log_joint(first), to_numpy(first.noise_sd), self.backend.dtype)
+        agreement = earlier.compare(seen)
+        if agreement is None:
+            again = yield from self._values(theta, self._engine.rows, "check")
+            agreement = earlier.compare(seen, _log_joint(again))
+        assert agreement is not None
+        if self._evaluations is not None:
+            self._evaluations.give(earlier.recorded(agreement))
+        with one_blas_thread(), np.errstate(all="ignore"):
+            self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -260,7 +292,7 @@ class Run:
             _check_domain(iteration)
         return stop
 
-    def _is_doubted(self) -> Generator[Request, Evaluations, bool]:
+    def _is_doubted(self) -> Generator[Request, Evaluated, bool]:
         """Whether fresh draws from a q that seems to have converged give a reason to continue.
 
         They are drawn only if all of these hold:
@@ -308,16 +340,41 @@ class Run:
             return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
         return self._kept
 
-    def _values(
-        self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
-    ) -> Generator[Request, Evaluations, Values]:
+    def _values(self, theta: Array, rows: np.random.Generator, stage: str) -> Generator[Request, Evaluated, Values]:
+        """Request values at all points where none was given."""
+        given = self._given_at(theta)
+        if not given:
+            return self._engine.values(theta, (yield from self._evaluated(theta, rows, stage)))
+        is_new = np.array([i not in given for i in range(len(theta))])
+        evaluated = [np.array([given.get(i, math.nan) for i in range(len(theta))]), ~is_new, np.zeros(len(theta))]
+        if is_new.any():
+            new = yield from self._evaluated(theta[is_new], rows, stage)
+            for column, values in zip(evaluated, new, strict=True):
+                column[is_new] = values
+        return self._engine.values(theta, Evaluated(*evaluated))
+
+    def _evaluated(
+        self, theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, Evaluated]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
-        self.black_box.is_lenient = is_lenient
-        evaluations = yield request
+        record = self._evaluations
+        self.black_box.is_lenient = stage == "search"
+        if record is not None:
+            self.black_box.on_returned = lambda values, noise_sd: record.add(theta, values, noise_sd, stage)
+        evaluated = yield request
         self.number += 1
-        self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
-        return self._engine.values(theta, evaluations)
+        self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
+        return evaluated
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether the method has received the earlier evaluations, maybe before an interruption."""
+        return len(self._history) > 0 or (self._evaluations is not None and self._evaluations.n_given > 0)
+
+    def _given_at(self, theta: Array) -> dict[int, float]:
+        """Values that were given at some of the points, by row."""
+        return {} if self._evaluations is None else self._evaluations.known(theta)
 
     def _count_dark_steps(self, is_some: bool) -> None:
         """Raise an error after too many consecutive steps without a finite value."""
@@ -338,6 +395,8 @@ class Run:
                 msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
                 raise ValueError(msg)
             return self.family.from_moments(mean, cov)
+        if init is None and self.earlier is not None:
+            init = Unconstrained(*self.earlier.start)
         if isinstance(init, Unconstrained) and init.cov is not None:
             return self.family.from_moments(init.u, init.cov)
         if isinstance(init, Unconstrained):
@@ -387,7 +446,7 @@ class Run:
         if share:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
-    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look]:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look]:
         """Evaluate fresh draws from ``q``, in parts that fit into memory.
 
         With mini-batches, each part has its own batch and is a group of its own.
@@ -397,7 +456,7 @@ class Run:
         failed, size, h = len(self.black_box.failures), n // parts, []
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
-            values = yield from self._values(theta, self._engine.fresh)
+            values = yield from self._values(theta, self._engine.fresh, "fresh")
             h.append(self._engine.residual(q, theta, values.log_joint))
         share = (len(self.black_box.failures) - failed) / (parts * size)
         groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
@@ -414,6 +473,22 @@ class Run:
     def _outcome(self) -> Outcome | None:
         """The posterior of a method that has checked it itself."""
         return None if self._state is None else self.algorithm.outcome(self.family, self._state)
+
+    def _record_notes(self) -> tuple[str, ...]:
+        """What the user should know about earlier evaluations, and about those of this fit."""
+        notes = []
+        n = 0 if self.earlier is None else len(self.earlier.values)
+        n = n or (0 if self._evaluations is None else self._evaluations.n_given)
+        if n and self.algorithm.uses_earlier:
+            notes.append(f"{n:,} earlier evaluations were given, and are not counted")
+        elif n:
+            name = type(self.algorithm).__name__
+            notes.append(f"{n:,} earlier evaluations were given; {name} uses them for its start, not for its steps")
+        if self._evaluations is not None and self._evaluations.n_dropped:
+            notes.append(
+                f"fit.evaluations leaves out the oldest {self._evaluations.n_dropped:,} points, to save memory"
+            )
+        return tuple(notes)
 
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
         outcome = self._outcome()
@@ -471,9 +546,15 @@ class Run:
             seconds=self._seconds(),
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=(*said, *self._remarks, *notes),
+            notes=(*said, *self._record_notes(), *self._remarks, *notes),
             backend=self.where or str(self.backend),
+            evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )
+
+
+def _log_joint(values: Values) -> Floats:
+    """Log joints, NaN where the function failed."""
+    return np.where(to_numpy(values.ok), to_numpy(values.log_joint), np.nan)
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

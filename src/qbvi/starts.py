@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.conversation import Unconstrained
 from qbvi.ending import Stop, StopKind
+from qbvi.evaluations import Evaluations
 from qbvi.model import Model
 from qbvi.results import Fit
 
@@ -64,6 +65,7 @@ def best_of(fits: Sequence[Fit]) -> Fit:
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
+        evaluations=_joined(fits),
         notes=(*best.notes, _tally(fits, best, rivals)),
     )
     return Fit(best.model, best.family, best.q, report)
@@ -81,6 +83,11 @@ def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDA
         if fits[-1].stop_kind.is_by_user:
             break
     return best_of(fits)
+
+
+def _joined(fits: Sequence[Fit]) -> Evaluations | None:
+    tables = [fit.evaluations for fit in fits if fit.evaluations is not None]
+    return Evaluations.joined(tables) if len(tables) == len(fits) else None
 
 
 def _differs(fit: Fit, best: Fit) -> bool:

@@ -11,8 +11,10 @@ import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import STAGES, Evaluations
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
 from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
@@ -41,6 +43,9 @@ _NUMBERS = (
 )  # an array, as JSON has no NaN or infinity
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
+# Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
+_MOST_NUMBERS = 2**20
+_COLUMNS = ("unconstrained", "values", "noise_sd", "log_prior", "batch")
 
 
 def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:
@@ -49,8 +54,10 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     Parameters
     ----------
     fit : Fit
-        The fit. Its user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
-        `load`.
+        The fit. Its evaluations are written too, if they are at most 2^20 numbers (points times
+        dimensions); otherwise a note in the file says so, and ``fit.evaluations.save(...)`` writes
+        them to a file of their own. User-defined functions (in a `LogPrior` or a `Bijection`) are
+        not written; see `load`.
     path : str or path
         Name of the file, used as given.
     facts : dict, optional
@@ -127,7 +134,7 @@ def _header(fit: Fit) -> dict[str, Any]:
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
         "report": report
-        | {"notes": list(fit.notes), "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
+        | {"notes": [*fit.notes, *_left_out(fit)], "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
         "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
@@ -140,7 +147,33 @@ def _arrays(fit: Fit) -> Arrays:
         "failure_parameters": np.concatenate([np.empty((0, len(fit.labels))), *where]),
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
+        **_evaluation_arrays(fit),
     }
+
+
+def _left_out(fit: Fit) -> list[str]:
+    """A note for the file if the evaluations are too many to be saved."""
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or table.unconstrained.size <= _MOST_NUMBERS:
+        return []
+    return [f"the {len(table):,} evaluations were not saved with the fit; fit.evaluations.save writes them"]
+
+
+def _evaluation_arrays(fit: Fit) -> Arrays:
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or _left_out(fit):
+        return {}
+    columns = {f"evaluations_{name}": getattr(table, name) for name in _COLUMNS}
+    return columns | {"evaluations_stage": np.array([STAGES.index(s) for s in table.stage], dtype=np.int8)}
+
+
+def _evaluations(arrays: Arrays, model: Model) -> Evaluations | None:
+    if "evaluations_stage" not in arrays:
+        return None
+    columns: dict[str, Any] = {name: arrays[f"evaluations_{name}"] for name in _COLUMNS}
+    points = to_numpy(model.flatten(model.constrain(columns["unconstrained"])))
+    stage = np.array(STAGES)[arrays["evaluations_stage"]]
+    return Evaluations(tuple(model.labels), points, stage=stage, **columns)
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
@@ -169,7 +202,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
     # Files of older versions have the first of these numbers only.
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
-    report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
+    failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
+    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 

@@ -23,7 +23,7 @@ from qbvi.checkpoint.fingerprint import Fingerprint
 from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.conversation import Request, Snapshot, Unconstrained
-from qbvi.evaluate import Evaluations, Outcome
+from qbvi.evaluate import Evaluated, Outcome
 from qbvi.evaluate.calls import blocks_of
 from qbvi.families import Family
 from qbvi.naming import pick
@@ -31,7 +31,7 @@ from qbvi.run import Run
 
 __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
-SCHEMA = 1
+SCHEMA = 2
 _FORMAT = "qbvi-checkpoint"
 _STATES = 0.04  # fraction of the run's time that writing states may take
 _SYNCS = 0.01  # fraction of it that forcing the journal to the disk may take
@@ -224,7 +224,7 @@ class Checkpoint:
         """Write new outcomes to the journal."""
         self._try(lambda: self._journal.append(request, outcomes))
 
-    def answer(self, request: Request) -> Evaluations:
+    def answer(self, request: Request) -> Evaluated:
         """Evaluate all unknown points, and write each value to the journal as it arrives."""
         if not self._run.backend.is_host:  # values that stay on a device are not written
             return self._run.evaluate(request)

@@ -1,7 +1,7 @@
 """Draws in, values out: the only place where the user's function is called."""
 
 from qbvi.evaluate.batches import Batches
-from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
+from qbvi.evaluate.black_box import BlackBox, Evaluated, EvaluationError
 from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost, clear_cache
@@ -13,8 +13,8 @@ __all__ = [
     "BlackBox",
     "DeviceBatches",
     "DeviceBox",
+    "Evaluated",
     "EvaluationError",
-    "Evaluations",
     "Failure",
     "FromHost",
     "OnFailure",

@@ -24,7 +24,7 @@ from qbvi.evaluate.policy import (
 )
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = ["BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -33,6 +33,8 @@ _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 
 class EvaluationError(RuntimeError):
     """The log-likelihood failed at a point and `on_failure` says to raise.
+
+    Also raised if values given as `evaluations` are not those of this log-likelihood.
 
     Attributes
     ----------
@@ -48,7 +50,7 @@ class EvaluationError(RuntimeError):
         self.fit: Any = None
 
 
-class Evaluations(NamedTuple):
+class Evaluated(NamedTuple):
     """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
     values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
@@ -104,6 +106,8 @@ class BlackBox:
     failures: list[Failure] = field(default_factory=list)
     runner: Runner | None = None
     is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
+    # Called with the values of each call as the function returned them, and with their noise.
+    on_returned: Callable[[Floats, Floats], None] | None = None
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -115,7 +119,7 @@ class BlackBox:
         scale: float = 1.0,
         known: Mapping[int, Outcome] = _NONE_KNOWN,
         on_done: Callable[[int, Outcome], None] | None = None,
-    ) -> Evaluations:
+    ) -> Evaluated:
         """Evaluate at stacked constrained points, on a batch of data where there is one.
 
         Parameters
@@ -143,9 +147,11 @@ class BlackBox:
         self.n_evals += len(ordered) + self._repeated(ordered)
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
+        if self.on_returned is not None:
+            self.on_returned(raw, noise_sd)
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
+        return self._replace_failed(Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
 
     @property
     def _calls(self) -> Calls:
@@ -188,7 +194,7 @@ class BlackBox:
         blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
         return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
 
-    def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
+    def _replace_failed(self, evaluated: Evaluated, failures: dict[int, Failure], scale: float) -> Evaluated:
         if not failures:
             return evaluated
         values, ok, noise_sd, _ = evaluated
@@ -203,13 +209,13 @@ class BlackBox:
         # There is no value to replace them by. The method goes elsewhere, and `Run` ends the fit if
         # that never helps.
         if not ok.any():
-            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd, self._zeros(treatments, failures, ok))
+            return Evaluated(np.full(ok.shape, np.nan), ok, noise_sd, self._zeros(treatments, failures, ok))
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         fine = values[ok], ok[ok]
         filled = np.where(ok, values, excluded_value(*fine))
         filled[floored] = floor_value(*fine)
         ok[floored] = True
-        return Evaluations(filled, ok, noise_sd, self._zeros(treatments, failures, ok))
+        return Evaluated(filled, ok, noise_sd, self._zeros(treatments, failures, ok))
 
     @staticmethod
     def _zeros(

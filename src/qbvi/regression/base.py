@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qbvi.arguments import positive_number
 from qbvi.arrays import Array
 from qbvi.families.base import Family
-from qbvi.protocol import Algorithm, Info, Values
+from qbvi.protocol import Algorithm, Info, Known, Values
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.regress import RegressionState
 from qbvi.regression.rules import LastStep, Rules
@@ -108,6 +108,22 @@ class RegressionMethod(Algorithm):
         most = self.rules.effort.most(self._n_coefficients(family), self.tol)
         radius = np.float64(self.rules.trust_region.first_radius * family.n_whitened)
         return RegressionState(q, Store.empty(family.dim), Variances(), most, radius, None, None, 1.0, 0.0)
+
+    @property
+    def uses_earlier(self) -> bool:
+        """Every point informs the regression, whoever evaluated it."""
+        return True
+
+    def knowing(self, family: Any, state: RegressionState, known: Known) -> RegressionState:
+        """Store earlier points. Their noise is known, so the first batch repeats no point."""
+        store = Store.holding(family, known)
+        most = max(state.most, self.rules.effort.noisy_points) if known.noise else state.most
+        state = state._replace(store=store, noise=known.noise, most=most, n_before=len(store.past))
+        chosen = store.choose(family, family.defensive(state.q), most, self.rules.thinning)
+        if np.sum(chosen.weights) < family.n_whitened + self.rules.retreat.spare:
+            return state  # none of the points is near
+        thorough = replace(self, rules=replace(self.rules, search=self.rules.search.thorough()))
+        return state._replace(variances=thorough._answer(family, state).variances)
 
     def ask(self, family: Any, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs along orthogonal directions.

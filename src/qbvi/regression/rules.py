@@ -10,7 +10,8 @@ the fits that report convergence, and on the number of fits that do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from scipy.special import gammaincinv
@@ -361,6 +362,11 @@ class VarianceSearch:
     every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
+
+    def thorough(self) -> VarianceSearch:
+        """The same search with the effort of few points, whatever their number."""
+        _, tries = self.tries[0]
+        return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
 
     def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
