@@ -36,7 +36,7 @@ from qbvi.free.rules import FreeRules
 from qbvi.free.search import Search, SearchState
 from qbvi.free.surface import Points, Surface
 from qbvi.model import Model
-from qbvi.protocol import Algorithm, Info, Outcome, Values
+from qbvi.protocol import Algorithm, Info, Known, Outcome, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.stopping import MissingBelow, Rule
@@ -171,6 +171,21 @@ class Free(Algorithm):
         """State before the first iteration."""
         none = np.empty(0)
         return FreeState(np.asarray(q), self._search.init(family, q), np.empty((0, family.dim)), none, none, None, ())
+
+    @property
+    def uses_earlier(self) -> bool:
+        """The search and the surrogate use all points."""
+        return True
+
+    def knowing(self, family: Any, state: FreeState, known: Known) -> FreeState:
+        """Add earlier points to those of the search and of the surrogate."""
+        path = self.first.knowing(family, state.search.path, known)
+        return state._replace(
+            search=state.search._replace(path=path),
+            theta=np.concatenate([state.theta, known.theta]),
+            y=np.concatenate([state.y, np.where(np.isneginf(known.log_joint), np.nan, known.log_joint)]),
+            noise=np.concatenate([state.noise, np.asarray(known.noise_sd) ** 2]),
+        )
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
