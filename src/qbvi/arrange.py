@@ -22,7 +22,7 @@ __all__ = ["MOST_JOINT", "Groups", "KnownPrior", "arrange"]
 Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
 
-# Most dimensions d of a Gaussian that joins parameters with laws of their own. Its covariance has of
+# Most dimensions d of a Gaussian that joins parameters whose priors have laws. Its covariance has of
 # the order of d^2 entries, which no regression determines beyond.
 MOST_JOINT = 250
 

@@ -211,7 +211,9 @@ def test_algorithm_3_with_the_residual_estimator_comes_near(covariance):
     """The paper's mean-field loop: natural gradients of all factors, on the residual instead of the bare likelihood."""
     case = synthetic()
     method = qbvi.QBVI(learning_rate=qbvi.LearningRate(0.1, decay_after=200), stop=qbvi.MaxIterations(800), keep="last")
-    fit = qbvi.fit(case.log_likelihood, case.priors, vectorized=True, family=mean_field(covariance), method=method, seed=1)
+    fit = qbvi.fit(
+        case.log_likelihood, case.priors, vectorized=True, family=mean_field(covariance), method=method, seed=1
+    )
     gap, *_ = case.judge(fit, covariance == "diagonal")
     assert -1e-9 < gap < 0.1  # 100 draws a step; the noise floor of the decayed rate is about 0.02
 

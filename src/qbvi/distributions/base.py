@@ -36,7 +36,7 @@ Quadratic = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _START_DRAWS = 1000
 _NORMAL_RANGE = 1.349  # interquartile range of a standard normal
-# Interquartile range on a log or logit scale above which a prior is vague: four orders of magnitude.
+# Interquartile range, on a log or logit scale, of a prior that is vague: four orders of magnitude.
 _VAGUE = math.log(1e4)
 _START_LIMIT = 700.0  # the largest unconstrained number that every support maps without saturating
 
