@@ -22,8 +22,8 @@ __all__ = ["MOST_JOINT", "Groups", "KnownPrior", "arrange"]
 Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
 
-# Most dimensions d of a Gaussian that joins parameters whose priors have laws. Its covariance has of
-# the order of d^2 entries, which no regression determines beyond.
+# Most dimensions d of a Gaussian that joins parameters whose priors have laws. Its covariance has
+# of the order of d^2 entries, which no regression determines beyond.
 MOST_JOINT = 250
 
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}

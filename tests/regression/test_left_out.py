@@ -167,6 +167,6 @@ def test_the_sentence_names_the_strongest_pairs():
     for i, j, value in ((0, 1, 0.5), (0, 2, -0.9), (0, 3, 0.3), (1, 2, 0.2), (1, 3, 0.05)):
         r[i, j] = r[j, i] = value
     said = LeftOut(1.234, r, np.array([2.5, 1.0, 1.0, 1.0, 1.0])).sentence(model)
-    assert "about 1.2 nats: a and b[1] (-0.90), a and b[0] (0.50), a and p (0.30), 1 more;" in said
+    assert "about 1.2 nats or more: a and b[1] (-0.90), a and b[0] (0.50), a and p (0.30), 1 more;" in said
     assert "standard deviation of a is about 2.5 times" in said
     assert "all of them small" in LeftOut(0.02, 0.01 * r, np.ones(5)).sentence(model)

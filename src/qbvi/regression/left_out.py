@@ -22,6 +22,8 @@ The covariance of the coordinates is :math:`(I - C)^{-1}` then. For two numbers 
 C has the entry r, and the cost is :math:`-\tfrac12 \log(1 - r^2)`. This form serves all continuous
 coordinates. Those of discrete parameters are bounded or nearly so, and the cost of their pairs is
 that of the second order, which is exact for a fair switch that shifts a normal.
+
+Terms of higher order, such as those of a curved ridge, cost more. They are not counted.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class LeftOut(NamedTuple):
         named = [f"{labels[i]} and {labels[j]} ({self.correlation[i, j]:.2f})" for i, j in pairs[:_NAMED]]
         if len(pairs) > _NAMED:
             named.append(f"{len(pairs) - _NAMED} more")
-        parts = [f"the family leaves out correlations, which costs about {self.nats:.2g} nats"]
+        parts = [f"the family leaves out correlations, which costs about {self.nats:.2g} nats or more"]
         parts[0] += f": {', '.join(named)}" if named else ", all of them small"
         widest = int(np.argmax(self.stretch))
         if self.stretch[widest] >= _WIDER:
