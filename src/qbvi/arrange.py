@@ -17,10 +17,14 @@ from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
 from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers
 
-__all__ = ["Groups", "KnownPrior", "arrange"]
+__all__ = ["MOST_JOINT", "Groups", "KnownPrior", "arrange"]
 
 Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
+
+# Most dimensions d of a Gaussian that joins parameters whose priors have laws. Its covariance has
+# of the order of d^2 entries, which no regression determines beyond.
+MOST_JOINT = 250
 
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
 # An exponential distribution has no free width. As a posterior, a gamma distribution serves better.
@@ -42,8 +46,11 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model
     >>> from qbvi.distributions import InverseGamma, Normal
     >>> prior = {"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)}
     >>> model, family = arrange(prior, "auto")
+    >>> family
+    Gaussian(dim=3)
+    >>> model, family = arrange(prior, {"sigma2": "inverse-gamma"})
     >>> [type(factor).__name__ for factor in family.factors]
-    ['Gaussian', 'InverseGamma']
+    ['InverseGamma', 'Gaussian']
     """
     priors = named_distributions(prior)
     if not isinstance(family, str | Mapping):
@@ -69,7 +76,7 @@ class KnownPrior:
     Examples
     --------
     >>> from qbvi.distributions import InverseGamma
-    >>> KnownPrior(*arrange(InverseGamma(3, 1), "auto")).eta
+    >>> KnownPrior(*arrange(InverseGamma(3, 1), {"theta": "inverse-gamma"})).eta
     array([-4., -1.])
     """
 
@@ -155,11 +162,21 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 
 
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
-    """Priors with a matching family keep it; all others share one full-covariance Gaussian in u."""
-    laws = {name: _LAW_OF_PRIOR.get(prior.law or "") for name, prior in priors.items()}
-    rest = tuple(name for name, law in laws.items() if law is None)
+    """All continuous parameters share one full-covariance Gaussian in u.
+
+    Discrete parameters have no map to the real line, so they keep the law of their prior. The same
+    holds for continuous ones with a law if the Gaussian would have more than `MOST_JOINT`
+    dimensions.
+    """
+    d = sum(prior.dim for prior in priors.values() if not prior.support.is_discrete)
+    laws = {name: _own_law(prior) for name, prior in priors.items() if prior.support.is_discrete or d > MOST_JOINT}
     own = [_Factor(law, (name,)) for name, law in laws.items() if law is not None]
-    return ([_Factor("full", rest)] if rest else []) + own
+    joint = tuple(name for name in priors if laws.get(name) is None)
+    return ([_Factor("full", joint)] if joint else []) + own
+
+
+def _own_law(prior: Distribution) -> str | None:
+    return _LAW_OF_PRIOR.get(prior.law or "")
 
 
 def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Family:

@@ -109,16 +109,20 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     family
         The form of the posterior.
 
-        - ``"auto"``: a parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart,
-          inverse Wishart or discrete keeps that distribution, independent of all others. All other
-          parameters share one Gaussian with full covariance, after a transform if they are
-          constrained.
+        - ``"auto"``: all continuous parameters share one Gaussian with full covariance, after a
+          transform if they are constrained. A discrete parameter keeps the distribution of its
+          prior, independent of all others. With more than 250 continuous dimensions, so does a
+          parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart or inverse
+          Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - A dict by parameter or group of parameters, such as
-          ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Parameters that
-          it does not list are treated as with ``"auto"``.
+          ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Each entry is
+          independent of the others. Parameters that it does not list are treated as with
+          ``"auto"``.
         - A list of groups: independent Gaussian blocks. A group lists names or, if the parameters
           have none, column numbers.
+
+        If independence leaves out correlations, ``fit.notes`` names them and their cost in nats.
     data
         Data for the function: an array, a pandas object, or a tuple, list or dict of them with a
         common number of rows. A PyTorch ``DataLoader`` brings its own mini-batches.

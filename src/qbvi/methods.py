@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from qbvi.algorithm import QBVI, paper
 from qbvi.arguments import positive_number, whole_number
+from qbvi.arrange import MOST_JOINT
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.families import DiagonalGaussian, Family, GaussianFamily
@@ -21,7 +22,7 @@ from qbvi.updates import LearningRate
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
 
 # Most dimensions d of a regression: it needs of the order of d^2 draws, and costs their cube.
-_MOST_DIMENSIONS = 250
+_MOST_DIMENSIONS = MOST_JOINT
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
 _GAP = 0.01  # default tolerance, in nats, of a fit in a given family ...

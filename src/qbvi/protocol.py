@@ -148,6 +148,10 @@ class Algorithm(ABC):
         """
         return None
 
+    def notes_on_family(self, model: Model, family: Any, state: Any, q: Array) -> tuple[str, ...]:
+        """Sentences on what the family cannot represent, at the ``q`` that a fit returns."""
+        return ()
+
     @abstractmethod
     def init(self, family: Any, q: Array) -> Any:
         """State before the first iteration."""

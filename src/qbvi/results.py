@@ -462,4 +462,6 @@ def _describe(family: Density) -> str:
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
-    return f"{family.dim} dimensions, " + " x ".join(type(part.family).__name__ for part in family.independent_parts)
+    names = [type(part.family).__name__ for part in family.independent_parts]
+    apart = ", independent of each other" if len(names) > 1 else ""
+    return f"{family.dim} dimensions, {' x '.join(names)}{apart}"

@@ -431,6 +431,7 @@ class Run:
         """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
         if self._outcome():
             return self._freeze(kept, stop)
+        self._remark_left_out(kept.q)
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
@@ -441,6 +442,11 @@ class Run:
             look = yield from self._look_at(kept.q, n)
         self._remark_failures(look.failed, "fresh draws from the result")
         return self._freeze(Kept(kept.q, look.h), stop, look)
+
+    def _remark_left_out(self, q: Array) -> None:
+        with one_blas_thread(), np.errstate(all="ignore"):
+            for note in self.algorithm.notes_on_family(self.model, self.family, self._state, q):
+                self.remark(note)
 
     def _remark_failures(self, share: float, draws: str) -> None:
         if share:

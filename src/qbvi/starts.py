@@ -25,7 +25,7 @@ _APART = 3.0  # standard deviations between two means beyond which they are diff
 def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
     """Draw n starting points on the unconstrained scale.
 
-    Parameters that keep their prior's distribution are drawn from the prior, if it can be sampled.
+    Parameters with a law of their own are drawn from the prior, if it can be sampled.
     All others are normal, with the location and scale of the prior on the unconstrained scale.
     """
     loc, scale = model.initial()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace, to_numpy
-from qbvi.supports import Elementwise, Shape, Support, like
+from qbvi.supports import Elementwise, Interval, Positive, Shape, Simplex, Support, like
 
 __all__ = [
     "Distribution",
@@ -35,6 +35,9 @@ Spec = dict[str, Any]
 Quadratic = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _START_DRAWS = 1000
+_NORMAL_RANGE = 1.349  # interquartile range of a standard normal
+# Interquartile range, on a log or logit scale, of a prior that is vague: four orders of magnitude.
+_VAGUE = math.log(1e4)
 _START_LIMIT = 700.0  # the largest unconstrained number that every support maps without saturating
 
 
@@ -108,12 +111,18 @@ class Distribution(ABC):
         """Starting point on the unconstrained scale: location (k,) and scale (k,), always finite.
 
         These are the median and the rescaled interquartile range of a thousand prior draws from a
-        fixed seed. They are zeros and ones if the prior cannot be sampled.
+        fixed seed. They are zeros and ones if the prior cannot be sampled. A positive number starts
+        at one, and a probability at a half, if the quartiles of its prior are more than four orders
+        of magnitude apart, because the median of such a prior says nothing: that of Gamma(0.01,
+        0.01) is below 1e-28.
         """
         if not self.can_sample:
             return np.zeros(self.dim), np.ones(self.dim)
-        u = self._draw(np.random.default_rng(0), _START_DRAWS)
-        return _location_and_scale(u)
+        loc, scale = _location_and_scale(self._draw(np.random.default_rng(0), _START_DRAWS))
+        if not isinstance(self.support, Positive | Interval | Simplex):
+            return loc, scale
+        most = _VAGUE / _NORMAL_RANGE
+        return np.where(scale > most, 0.0, loc), np.minimum(scale, most)
 
     def initial_values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Starting point on the constrained scale: location and scale per entry, always finite.
@@ -130,8 +139,8 @@ class Distribution(ABC):
         if not isinstance(self.support, Elementwise) or self.support.is_discrete:
             return np.mean(x, axis=0), np.std(x, axis=0)
         lower, median, upper = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
-        vague = (lower >= 0) & (upper > 1e4 * np.maximum(lower, 1e-300))
-        return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / 1.349)
+        vague = (lower >= 0) & (upper > math.exp(_VAGUE) * np.maximum(lower, 1e-300))
+        return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / _NORMAL_RANGE)
 
     def to_spec(self) -> Spec:
         """Describe this prior as plain data.
@@ -359,7 +368,7 @@ def _location_and_scale(u: NDArray[np.float64]) -> tuple[NDArray[np.float64], ND
     """Median, and interquartile range over that of a standard normal; the latter is positive."""
     u = np.clip(np.nan_to_num(u, nan=0.0), -_START_LIMIT, _START_LIMIT)
     lower, median, upper = np.quantile(u, [0.25, 0.5, 0.75], axis=0)
-    scale = (upper - lower) / 1.349
+    scale = (upper - lower) / _NORMAL_RANGE
     return median, np.where(scale > 0, scale, 1.0)
 
 

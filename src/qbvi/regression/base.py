@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from qbvi.arguments import positive_number
 from qbvi.arrays import Array
 from qbvi.families.base import Family
+from qbvi.model import Model
 from qbvi.protocol import Algorithm, Info, Known, Values
 from qbvi.random import orthogonal_pairs
+from qbvi.regression.left_out import is_product, left_out
 from qbvi.regression.regress import RegressionState
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Store
@@ -103,6 +105,18 @@ class RegressionMethod(Algorithm):
             return ()
         return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
 
+    def notes_on_family(self, model: Model, family: Any, state: RegressionState, q: Array) -> tuple[str, ...]:
+        """Name the correlations that a product leaves out, if they cost more than the tolerance.
+
+        Before the steps are short, cross terms show the way to the best product, not its shortfall.
+        """
+        is_settled = state.last_step is not None and state.last_step.kl <= self.rules.gap.settled_kl
+        state = state._replace(q=q)
+        if not (is_settled and is_product(family) and self._is_enough(family, state, np.zeros(1))):
+            return ()
+        found = left_out(family, q, self._curvature(family, state), model.is_discrete)
+        return (found.sentence(model),) if found.nats > self.tol else ()
+
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""
         most = self.rules.effort.most(self._n_coefficients(family), self.tol)
@@ -157,6 +171,10 @@ class RegressionMethod(Algorithm):
     @abstractmethod
     def _answer(self, family: Any, state: RegressionState) -> Any:
         """Regress on the points so far: an `Answer`."""
+
+    @abstractmethod
+    def _curvature(self, family: Any, state: RegressionState) -> Floats:
+        """Coefficients of ``x'Cx / 2`` in whitened coordinates, those outside the family too."""
 
     def _checked(self, answer: Any, h: Floats) -> Any:
         """Compare the answer with the newest residuals; some methods correct it."""

@@ -163,6 +163,9 @@ class Regression(RegressionMethod):
             surrogate=surrogate,
         )
 
+    def _curvature(self, family: GaussianFamily, state: RegressionState) -> Floats:
+        return self._answer(family, state).surrogate.C
+
     def _checked(self, answer: _Answer, h: Floats) -> _Answer:
         """Limit the bound by the plain mean over the mirror pairs just drawn from the same q.
 
