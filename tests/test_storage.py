@@ -281,7 +281,9 @@ def test_a_file_cannot_declare_more_than_it_holds(tmp_path, shape):
     (tmp_path / "fit").write_bytes(declared((tmp_path / "fit").read_bytes(), beta=shape))
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=r"do not fit together: its priors declare [\d,]+ values, its arrays have 12"):
+        with pytest.raises(
+            ValueError, match=r"do not fit together: its priors declare [\d,]+ values, its arrays have 12"
+        ):
             load(tmp_path / "fit")
         assert tracemalloc.get_traced_memory()[1] < 2**22
     finally:

@@ -92,7 +92,7 @@ def read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
                 _refuse_bombs(members, path.stat().st_size)
                 arrays = {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
         # The bytes of a stranger's file can raise any error in the libraries that read them.
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
             raise ValueError(msg) from error
     return _words(arrays.pop(_HEADER, None), path), arrays

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.archive import PathLike
-from qbvi.arguments import positive_number
-from qbvi.arrange import Groups, arrange
+from qbvi.arguments import a_function, a_path, positive_number
+from qbvi.arrange import Groups, arrange, size_note
 from qbvi.checkpoint import (
     Answers,
     Checkpoint,
@@ -38,6 +38,7 @@ from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import DomainError, Run
+from qbvi.starts import check_init
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
@@ -123,7 +124,10 @@ class Ask:
         checkpoint: PathLike | None = None,
         on_mismatch: str = "raise",
     ) -> None:
+        a_path("checkpoint", checkpoint, optional=True)
+        a_function("callback", callback, optional=True)
         model, posterior = arrange(prior, family)
+        check_init(model, init)
         algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
@@ -138,6 +142,7 @@ class Ask:
             budget=budget,
             seed=resumed_seed(seed, checkpoint),
             callback=callback,
+            note=size_note(family, posterior),
         )
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:

@@ -68,6 +68,8 @@ class Run:
         ``batches`` are `DeviceBatches`.
     where
         Words for backend and device in the report; by default those of ``backend``.
+    note
+        A sentence for the report, known before the fit begins.
     verdict
         The rules by which fresh draws confirm a convergence.
     """
@@ -83,6 +85,7 @@ class Run:
     on_turn: Callable[[bool], None] | None = None
     backend: Backend = HOST
     where: str = ""
+    note: str = ""
     verdict: Verdict = field(default_factory=Verdict)
 
     def __post_init__(self) -> None:
@@ -100,7 +103,7 @@ class Run:
         self._kept: Kept | None = None  # the q that would be returned now
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
-        self._remarks: list[str] = []
+        self._remarks: list[str] = [self.note] if self.note else []
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:

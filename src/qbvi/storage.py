@@ -12,6 +12,7 @@ import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.arguments import a_path
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
@@ -67,7 +68,7 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     ...     load(f"{folder}/answer.qbvi").elbo == fit.elbo
     True
     """
-    archive.write(path, _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
+    archive.write(a_path("path", path), _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -87,13 +88,13 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     Fit
         Equal to the saved fit, bit for bit.
     """
-    header, arrays = _read(path)
+    header, arrays = _read(a_path("path", path))
     try:
         return _rebuilt(header, arrays, prior)
     except UserDefinedError:
         raise
     # The contents of a stranger's file can raise any error in the classes that it describes.
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         if prior is not None and isinstance(error, TypeError | ValueError):
             raise
         msg = f"{os.fspath(path)!r} is a qbvi file, but its contents do not fit together: {error}; it may be damaged"

@@ -7,7 +7,24 @@ import zipfile
 
 import numpy as np
 
-WORDS = (None, True, -1, 0, 10**9, 10**30, 1e308, float("nan"), "", "x", [], [[]], {}, {"kind": "Normal"}, [10**9], [-1])
+WORDS = (
+    None,
+    True,
+    -1,
+    0,
+    10**9,
+    10**30,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    [],
+    [[]],
+    {},
+    {"kind": "Normal"},
+    [10**9],
+    [-1],
+)
 DEEP = '{"a":' * 5000 + "1" + "}" * 5000
 
 

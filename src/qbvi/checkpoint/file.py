@@ -61,7 +61,7 @@ class Saved:
         own = type(method).__module__.split(".")[0]
         try:
             value = Reader(self.arrays, {"qbvi"} if method is None else {"qbvi", own}).read(self.tree[what])
-        except Exception as error:  # noqa: BLE001 - a damaged file can raise anything
+        except Exception as error:
             raise CheckpointError(self.inconsistent(error)) from error
         if not isinstance(value, kind):
             raise CheckpointError(self.inconsistent(f"{what} is a {type(value).__name__}"))
@@ -72,7 +72,7 @@ class Saved:
         snapshot: Snapshot = self.read("snapshot", Snapshot, run.algorithm)
         try:
             run.restore(snapshot)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
             raise CheckpointError(self.inconsistent(error)) from error
         return snapshot.number
 
@@ -127,7 +127,7 @@ def read_saved(path: PathLike) -> Saved:
         ):
             raise TypeError
         return Saved(path, **words, arrays=numbers, answers=answers)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         msg = f"{str(path)!r} is a checkpoint, but it is damaged; remove it and its journal to begin anew"
         raise CheckpointError(msg) from error
 
@@ -302,7 +302,7 @@ class Checkpoint:
         self._journal.claim(saved.run_id)
         try:
             return Unconstrained(to_numpy(family.mean(snapshot.state.q)), to_numpy(family.cov(snapshot.state.q)))
-        except Exception as error:  # noqa: BLE001 - a damaged state can raise anything
+        except Exception as error:
             raise CheckpointError(saved.inconsistent(error)) from error
 
 

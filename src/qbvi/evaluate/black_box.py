@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import a_function, whole_number
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
@@ -229,12 +230,9 @@ _WAYS_OUT = (
 
 
 def _check_function(function: Any, vectorized: Any) -> None:
-    if not callable(function):
-        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
-        raise TypeError(msg)
-    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
-        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
-        raise ValueError(msg)
+    a_function("log_likelihood", function)
+    if not isinstance(vectorized, bool | np.bool_):
+        whole_number("vectorized", vectorized, otherwise="True or False, which means the points of one call")
 
 
 def _was_lost(failure: Failure | None) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import positive_number
+from qbvi.arguments import instance_of, number, one_of, positive_number, whole_number
 from qbvi.arrays import Array
 from qbvi.families.base import Family
 from qbvi.protocol import Algorithm, Info, Values
@@ -24,6 +24,7 @@ from qbvi.stopping import GapBelow, Rule
 __all__ = ["Answer", "Move", "RegressionMethod"]
 
 Floats = NDArray[np.float64]
+_LARGEST = 1e6  # of a tolerance or a scale; more is a slip
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +74,17 @@ class RegressionMethod(Algorithm):
     rules: Rules = field(default_factory=Rules, repr=False)
 
     def __post_init__(self) -> None:
+        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
         for name in ("tol", "initial_scale"):
-            positive_number(name, getattr(self, name))
+            number(name, positive_number(name, getattr(self, name)), most=_LARGEST)
+        for name in ("n_fresh", "window"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        one_of("keep", self.keep, "best", "last")
         least = self.rules.noise.repeated
-        if self.n_samples is not None and (self.n_samples < least or self.n_samples % 2):
+        if self.n_samples is None:
+            return
+        object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples))
+        if self.n_samples < least or self.n_samples % 2:
             msg = f"`n_samples` must be even, as draws come in mirror pairs, and at least {least}, got {self.n_samples}"
             raise ValueError(msg)
 
