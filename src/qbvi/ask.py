@@ -31,7 +31,7 @@ from qbvi.conversation import Conversation, Iterate, Request
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.points import row, rows
 from qbvi.progress import Progress
@@ -128,7 +128,8 @@ class Ask:
         a_function("callback", callback, optional=True)
         model, posterior = arrange(prior, family)
         check_init(model, init)
-        algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
+        task = Task(posterior, positive_number("tol", tol), max_evals=max_evals)
+        algorithm = choose_method(method, model, task)
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         if init is None:

@@ -20,7 +20,7 @@ from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
@@ -87,8 +87,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
-        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions
-          (on other backends than NumPy, for a diagonal Gaussian of more than 20).
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 1,000
+          dimensions (on other backends than NumPy, 250, and for a diagonal Gaussian 20). Between
+          250 and 1,000 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
 
         Otherwise pass one of these objects, or a name:
 
@@ -100,8 +101,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 
         - ``"auto"``: a parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart,
           inverse Wishart or discrete keeps that distribution, independent of all others. All other
-          parameters share one Gaussian with full covariance, after a transform if they are
-          constrained.
+          parameters share one Gaussian, after a transform if they are constrained. It has full
+          covariance up to 1,000 coordinates and diagonal covariance beyond, which a note says.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - A dict by parameter or group of parameters, such as
           ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Parameters that
@@ -208,7 +209,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     (is_auto, n_starts), tol = _starts(n_starts), positive_number("tol", tol)
-    algorithm = choose_method(method, model, posterior, batches, tol, library)
+    algorithm = choose_method(method, model, Task(posterior, tol, _is_partial(batches), library, max_evals))
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}

@@ -9,7 +9,6 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.arguments import positive_number, whole_number
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
-from qbvi.evaluate import Batches
 from qbvi.families import DiagonalGaussian, Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.naming import pick
@@ -20,8 +19,15 @@ from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
 
-# Most dimensions d of a regression: it needs of the order of d^2 draws, and costs their cube.
+# Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
 _MOST_DIMENSIONS = 250
+# Dimensions up to which it pays for some budgets (`_pays`); docs/benchmarks.md has the table.
+# Beyond, each evaluation costs the regression more than 10 ms.
+_MOST_BY_BUDGET = 1_000
+# Evaluations for each dimension: with fewer there are too few steps for a regression ...
+_FEWEST_EVALS = 6
+# ... and with more the residual estimator is as near for a diagonal posterior, in less time.
+_MOST_EVALS_DIAGONAL = 30
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
 _RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
@@ -34,22 +40,34 @@ class Task(NamedTuple):
     tol: float  # predicted gain, in nats, below which to stop
     has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
+    max_evals: int | None = None  # budget of the user
 
 
 def automatic(task: Task) -> Algorithm:
     """The default method for a task.
 
-    - Mini-batches, or more dimensions than a regression can handle: the residual estimator.
+    - Mini-batches, or more dimensions than a regression can handle with this budget: the residual
+      estimator.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
     family, on_host = task.family, task.backend.is_host
     most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
-    if task.has_batches or family.dim > most:
+    if task.has_batches or (family.dim > most and not _pays(task)):
         return many_dimensional(family.dim)
     if not isinstance(family, GaussianFamily):
         return MeanFieldRegression(tol=task.tol)
     return Regression(tol=task.tol) if on_host else Ridge(tol=task.tol)
+
+
+def _pays(task: Task) -> bool:
+    """Whether a regression pays in many dimensions, for a Gaussian on the host and this budget."""
+    d, evals = task.family.dim, task.max_evals
+    if d > _MOST_BY_BUDGET or not task.backend.is_host or not isinstance(task.family, GaussianFamily):
+        return False
+    if isinstance(task.family, DiagonalGaussian):
+        return evals is not None and _FEWEST_EVALS * d <= evals <= _MOST_EVALS_DIAGONAL * d
+    return evals is None or evals >= _FEWEST_EVALS * d
 
 
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
@@ -64,20 +82,14 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
 }
 
 
-def choose_method(
-    method: str | Algorithm,
-    model: Model,
-    family: Family,
-    batches: Batches | None,
-    tol: float,
-    backend: Backend = HOST,
-) -> Algorithm:
-    """Turn the argument ``method`` into a method for this family on this backend.
+def choose_method(method: str | Algorithm, model: Model, task: Task) -> Algorithm:
+    """Turn the argument ``method`` into a method for this task.
 
     Raises an error if the method cannot fit the family.
     """
+    if task.max_evals is not None:
+        whole_number("max_evals", task.max_evals)
     if isinstance(method, str):
-        task = Task(family, tol, batches is not None and batches.is_partial, backend)
         chosen: Algorithm = pick("method", method, METHODS)(task)
     elif isinstance(method, Algorithm):
         chosen = method
@@ -87,7 +99,7 @@ def choose_method(
             f"qbvi.Regression(...), which derives from qbvi.protocol.Algorithm, got {method!r}"
         )
         raise TypeError(msg)
-    if not chosen.fits(family):
+    if not chosen.fits(task.family):
         msg = (
             f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}; "
             "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"

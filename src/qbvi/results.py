@@ -273,11 +273,13 @@ class Fit:
         if not np.all((levels > 0) & (levels < 1)):
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
+        flat = np.atleast_1d(levels)
         columns = [
-            self.marginals[i].quantile(levels) if i in self.marginals else np.quantile(self.fixed_draws[:, i], levels)
+            self.marginals[i].quantile(flat) if i in self.marginals else np.quantile(self.fixed_draws[:, i], flat)
             for i in range(len(self.labels))
         ]
-        return np.stack(columns, axis=-1)
+        table = np.stack(columns, axis=1)
+        return table if levels.ndim else table[0]
 
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
         """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import instance_of, number, one_of, positive_number, whole_number
 from qbvi.arrays import Array
+from qbvi.evaluate import EvaluationError
 from qbvi.families.base import Family
 from qbvi.protocol import Algorithm, Info, Values
 from qbvi.random import orthogonal_pairs
@@ -129,7 +130,23 @@ class RegressionMethod(Algorithm):
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
-        """Make one iteration."""
+        """Make one iteration.
+
+        Raises a `qbvi.EvaluationError` if the values are too large or too alike for arithmetic.
+        """
+        try:
+            return self._iteration(family, state, theta, values)
+        except (ArithmeticError, ValueError) as error:
+            msg = (
+                f"the values of `log_likelihood`, from {np.min(values.log_joint):.3g} to {np.max(values.log_joint):.3g} with the "
+                f"prior, cannot be regressed on in double precision ({error}); rescale the function or its parameters, give "
+                "the parameters a proper prior, or start elsewhere with `init`"
+            )
+            raise EvaluationError(msg) from error
+
+    def _iteration(
+        self, family: Any, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
         state, h = self._received(family, state, theta, values)
         if not self._is_enough(family, state, h):
             return self._retreated(family, state), nothing_learnt(h)
