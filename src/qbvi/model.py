@@ -357,7 +357,7 @@ def _checked(parameter: Parameter, value: ArrayLike, batched: bool) -> NDArray[n
     try:
         x = array_of(parameter.name, value) if np.ma.isMaskedArray(value) else to_numpy(value)
     except (TypeError, ValueError):
-        msg = f"values of {parameter.name!r} must be numbers, none of them masked, got {shown(value)}"
+        msg = f"values of {parameter.name!r} must be numbers, got {shown(value)}"
         raise TypeError(msg) from None
     if x.ndim != len(parameter.shape) + batched or x.shape[int(batched) :] != parameter.shape:
         expected = f"(n, {', '.join(map(str, parameter.shape))})" if batched else str(parameter.shape)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import a_function, whole_number
+from qbvi.arguments import a_function, shown
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
@@ -231,8 +232,10 @@ _WAYS_OUT = (
 
 def _check_function(function: Any, vectorized: Any) -> None:
     a_function("log_likelihood", function)
-    if not isinstance(vectorized, bool | np.bool_):
-        whole_number("vectorized", vectorized, otherwise="True or False, which means the points of one call")
+    is_number = isinstance(vectorized, Real) and float(vectorized).is_integer() and float(vectorized) >= 1
+    if not isinstance(vectorized, bool | np.bool_) and not is_number:
+        msg = f"`vectorized` must be True, False, or the number of points of one call, got {shown(vectorized)}"
+        raise ValueError(msg)
 
 
 def _was_lost(failure: Failure | None) -> bool:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from qbvi.arguments import number
+from qbvi.arguments import instance_of
 from qbvi.arrays import Array
 from qbvi.supports.base import Elementwise, Shape, to_json
 
@@ -37,9 +36,8 @@ class WholeNumbers(Elementwise):
     is_discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "low", number("low", self.low))
-        is_open = isinstance(self.high, Real) and self.high == math.inf
-        object.__setattr__(self, "high", math.inf if is_open else number("high", self.high))
+        for name in ("low", "high"):
+            object.__setattr__(self, name, float(instance_of(name, getattr(self, name), (int, float), "a number")))
         whole = self.low.is_integer() and (self.high.is_integer() or self.high == math.inf)
         if not whole or self.low > self.high:
             msg = (
