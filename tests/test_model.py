@@ -253,7 +253,7 @@ class TestBadPriors:
             Model({})
 
     def test_names(self):
-        with pytest.raises(TypeError, match="non-empty strings, got 3"):
+        with pytest.raises(TypeError, match="non-empty strings as names of parameters, got 3"):
             Model({3: Normal()})
         with pytest.raises(TypeError, match="non-empty strings, got ''"):
             Model({"": Normal()})
