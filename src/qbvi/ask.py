@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.archive import PathLike
-from qbvi.arrange import Groups, arrange
+from qbvi.arguments import a_function, a_path
+from qbvi.arrange import Groups, arrange, size_note
 from qbvi.checkpoint import (
     Answers,
     Checkpoint,
@@ -38,6 +39,7 @@ from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import DomainError, Run
+from qbvi.starts import check_init
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
@@ -126,8 +128,11 @@ class Ask:
         checkpoint: PathLike | None = None,
         on_mismatch: str = "raise",
     ) -> None:
+        a_path("checkpoint", checkpoint, optional=True)
+        a_function("callback", callback, optional=True)
         model, posterior = arrange(prior, family)
-        algorithm = choose_method(method, model, Task.of(posterior, family, tol))
+        check_init(model, init)
+        algorithm = choose_method(method, model, Task.of(posterior, family, tol, max_evals))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         earlier = Earlier.of(evaluations, model)
@@ -144,6 +149,7 @@ class Ask:
             seed=resumed_seed(seed, checkpoint),
             callback=callback,
             earlier=earlier,
+            note=size_note(family, posterior),
         )
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:

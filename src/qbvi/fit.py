@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.arguments import whole_number
-from qbvi.arrange import Groups, arrange
+from qbvi.arguments import a_function, a_path, flag, number, positive_number, shown, whole_number
+from qbvi.arrange import Groups, arrange, size_note
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
@@ -37,7 +37,7 @@ from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
-from qbvi.starts import run_all, starting_points
+from qbvi.starts import check_init, run_all, starting_points
 from qbvi.stopping import MaxIterations
 
 __all__ = ["fit"]
@@ -98,8 +98,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
-        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions
-          (on other backends than NumPy, for a diagonal Gaussian of more than 20).
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 1,000
+          dimensions (on other backends than NumPy, 250, and for a diagonal Gaussian 20). Between
+          250 and 1,000 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
 
         Otherwise pass one of these objects, or a name:
 
@@ -109,8 +110,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     family
         The form of the posterior.
 
-        - ``"auto"``: all continuous parameters share one Gaussian with full covariance, after a
-          transform if they are constrained. A discrete parameter keeps the distribution of its
+        - ``"auto"``: all continuous parameters are joint, after a transform if they are
+          constrained: up to 12 dimensions as a density of any shape, beyond as one Gaussian, with
+          full covariance up to 1,000 coordinates and diagonal covariance after that, which a note
+          says. A discrete parameter keeps the distribution of its
           prior, independent of all others. With more than 250 continuous dimensions, so does a
           parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart or inverse
           Wishart.
@@ -230,13 +233,17 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    model, posterior = arrange(prior, family)
+    model, posterior, note = _arranged(
+        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout}, prior, family, init
+    )
     library = find_backend(backend, device, dtype)
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(
-        method, model, Task.of(posterior, family, tol)._replace(has_batches=_is_partial(batches), backend=library)
+        method,
+        model,
+        Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
     )
     budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
     earlier = _earlier(evaluations, model, batches)
@@ -265,6 +272,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             backend=place.loop,
             where=place.words,
             earlier=earlier,
+            note=note,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -277,6 +285,24 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         if n_starts == 1:
             return run(init, seed)
         return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+
+
+def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any) -> tuple[Model, Family, str]:
+    """Check what can be checked without the function; arrange model and family, with a note."""
+    _check_options(options)
+    model, posterior = arrange(prior, family)
+    check_init(model, init)
+    return model, posterior, size_note(family, posterior)
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Refuse options of the wrong kind; all of them may be None."""
+    a_path("checkpoint", given["checkpoint"], optional=True)
+    a_function("callback", given["callback"], optional=True)
+    if given["progress"] is not None:
+        flag("progress", given["progress"])
+    if given["timeout"] is not None:
+        number("timeout", positive_number("timeout", given["timeout"]))
 
 
 def _starts(n_starts: Any) -> tuple[bool, int]:
@@ -339,7 +365,7 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
 def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:
     """Rows for the function: of ``data``, or of the parts of a `qbvi.ShardedLikelihood`."""
     if data is None and batch_size is not None:
-        msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
+        msg = f"`batch_size` needs `data` to draw from, got batch_size={shown(batch_size)} and no data"
         raise ValueError(msg)
     if not isinstance(log_likelihood, ShardedLikelihood):
         if is_loader(data):
@@ -378,14 +404,11 @@ def _plain(init: Any) -> Any:
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
     """Refuse options that do not suit the function, or that do not work on a device."""
     warn_if_nothing_to_share(limits["executor"], vectorized)
-    is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
+    is_sharded = isinstance(log_likelihood, ShardedLikelihood)
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:
         msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
         raise ValueError(msg)
-    if timeout is not None and not isinstance(timeout, int | float):
-        msg = f"`timeout` must be a number of seconds, got {timeout!r}"
-        raise TypeError(msg)
     if not backend.is_host and (is_sharded or given is not None):
         what = "a qbvi.ShardedLikelihood" if is_sharded else f"`{given}`"
         msg = (

@@ -21,8 +21,15 @@ from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
 
-# Most dimensions d of a regression: it needs of the order of d^2 draws, and costs their cube.
+# Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
 _MOST_DIMENSIONS = MOST_JOINT
+# Dimensions up to which it pays for some budgets (`_pays`); docs/benchmarks.md has the table.
+# Beyond, each evaluation costs the regression more than 10 ms.
+_MOST_BY_BUDGET = 1_000
+# Evaluations for each dimension: with fewer there are too few steps for a regression ...
+_FEWEST_EVALS = 6
+# ... and with more the residual estimator is as near for a diagonal posterior, in less time.
+_MOST_EVALS_DIAGONAL = 30
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
 _GAP = 0.01  # default tolerance, in nats, of a fit in a given family ...
@@ -38,12 +45,13 @@ class Task(NamedTuple):
     has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
     is_free: bool = False  # whether the posterior may take any shape
+    max_evals: int | None = None  # budget of the user
 
     @classmethod
-    def of(cls, posterior: Family, family: Any, tol: float | None) -> Task:
-        """The task of a fit, with the arguments ``family`` and ``tol`` as the user gave them."""
+    def of(cls, posterior: Family, family: Any, tol: float | None, max_evals: int | None) -> Task:
+        """The task of a fit, with ``family``, ``tol`` and ``max_evals`` as the user gave them."""
         tol = None if tol is None else positive_number("tol", tol)
-        return cls(posterior, tol, is_free=isinstance(family, str) and family == "auto")
+        return cls(posterior, tol, is_free=isinstance(family, str) and family == "auto", max_evals=max_evals)
 
     @property
     def gap(self) -> float:
@@ -59,14 +67,15 @@ class Task(NamedTuple):
 def automatic(task: Task) -> Algorithm:
     """The default method for a task.
 
-    - Mini-batches, or more dimensions than a regression can handle: the residual estimator.
+    - Mini-batches, or more dimensions than a regression can handle with this budget: the residual
+      estimator.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
     - A posterior that may take any shape, in few dimensions on the host: `Free`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
     family, on_host = task.family, task.backend.is_host
     most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
-    if task.has_batches or family.dim > most:
+    if task.has_batches or (family.dim > most and not _pays(task)):
         return many_dimensional(family.dim)
     if not isinstance(family, GaussianFamily):
         return MeanFieldRegression(tol=task.gap)
@@ -74,6 +83,16 @@ def automatic(task: Task) -> Algorithm:
     if task.is_free and on_host and free.fits(family):
         return free
     return Regression(tol=task.gap) if on_host else Ridge(tol=task.gap)
+
+
+def _pays(task: Task) -> bool:
+    """Whether a regression pays in many dimensions, for a Gaussian on the host and this budget."""
+    d, evals = task.family.dim, task.max_evals
+    if d > _MOST_BY_BUDGET or not task.backend.is_host or not isinstance(task.family, GaussianFamily):
+        return False
+    if isinstance(task.family, DiagonalGaussian):
+        return evals is not None and _FEWEST_EVALS * d <= evals <= _MOST_EVALS_DIAGONAL * d
+    return evals is None or evals >= _FEWEST_EVALS * d
 
 
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
@@ -89,15 +108,13 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
 }
 
 
-def choose_method(
-    method: str | Algorithm,
-    model: Model,
-    task: Task,
-) -> Algorithm:
-    """Turn the argument ``method`` into a method for this family on this backend.
+def choose_method(method: str | Algorithm, model: Model, task: Task) -> Algorithm:
+    """Turn the argument ``method`` into a method for this task.
 
     Raises an error if the method cannot fit the family.
     """
+    if task.max_evals is not None:
+        whole_number("max_evals", task.max_evals)
     if isinstance(method, str):
         chosen: Algorithm = pick("method", method, METHODS)(task)
     elif isinstance(method, Algorithm):

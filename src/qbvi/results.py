@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import array_of, as_generator, flag, probability, whole_number
 from qbvi.arrays import to_numpy
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.ending import StopKind
@@ -102,12 +103,12 @@ class Fit:
     @property
     def mean(self) -> Structure:
         """Posterior mean of every parameter."""
-        return self._structured(self._moments[0])
+        return self._structured(self._mean_and_sd[0])
 
     @property
     def sd(self) -> Structure:
         """Posterior standard deviation of every parameter."""
-        return self._structured(np.sqrt(np.diagonal(self._moments[1])))
+        return self._structured(self._mean_and_sd[1])
 
     @property
     def cov(self) -> Structure:
@@ -274,7 +275,8 @@ class Fit:
         float or array (n,)
             Minus infinity outside the support.
         """
-        values = theta if batched else mapped(lambda value: np.asarray(value)[None], theta)
+        is_one = not flag("batched", batched)
+        values = mapped(lambda value: array_of("theta", value)[None], theta) if is_one else theta
         log_q = self._log_prob(values)
         return log_q if batched else float(log_q[0])
 
@@ -286,26 +288,31 @@ class Fit:
         interval : float
             Posterior probability of the interval.
         """
-        if not 0 < interval < 1:
-            msg = f"`interval` must be a probability between 0 and 1, got {interval}; 0.95 is the default"
-            raise ValueError(msg)
+        interval = probability("interval", interval)
         lower, upper = self.quantiles(np.array([(1 - interval) / 2, (1 + interval) / 2]))
-        mean, cov = self._moments
-        columns = zip(self.labels, mean, np.sqrt(np.diagonal(cov)), lower, upper, strict=True)
+        columns = zip(self.labels, *self._mean_and_sd, lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
         return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
 
-    def quantiles(self, levels: Floats) -> Floats:
-        """Posterior quantiles of every entry: (m,) -> (m, p), in the order of `labels`."""
-        levels = np.asarray(levels, dtype=np.float64)
+    def quantiles(self, levels: Any) -> Floats:
+        """Posterior quantiles of every entry, in the order of `labels`.
+
+        One level gives (p,), an array of m levels (m, p).
+        """
+        levels = array_of("levels", levels)
+        if levels.ndim > 1:
+            msg = f"`levels` must be a number or one-dimensional, got shape {levels.shape}"
+            raise ValueError(msg)
         if not np.all((levels > 0) & (levels < 1)):
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
+        flat = np.atleast_1d(levels)
         columns = [
-            self.marginals[i].quantile(levels) if i in self.marginals else np.quantile(self.fixed_draws[:, i], levels)
+            self.marginals[i].quantile(flat) if i in self.marginals else np.quantile(self.fixed_draws[:, i], flat)
             for i in range(len(self.labels))
         ]
-        return np.stack(columns, axis=1)
+        table = np.stack(columns, axis=1)
+        return table if levels.ndim else table[0]
 
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
         """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
@@ -393,10 +400,21 @@ class Fit:
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
         """Draw from q on the unconstrained scale: (n, d)."""
-        if n < 1:
-            msg = f"`n` must be at least 1, got {n}"
-            raise ValueError(msg)
-        return to_numpy(self.family.draw(self.q, np.random.default_rng(seed), n))
+        return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
+
+    @cached_property
+    def _mean_and_sd(self) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of all entries (p,), without the covariance of (p, p)."""
+        if not isinstance(self.family, DiagonalGaussian):
+            return self._moments[0], np.sqrt(np.diagonal(self._moments[1]))
+        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
+        real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
+        if len(real) == len(self.blocks):
+            return loc, scale
+        mean, sd = self.fixed_draws.mean(axis=0), self.fixed_draws.std(axis=0)
+        for block in real:
+            mean[block.entries], sd[block.entries] = loc[block.columns], scale[block.columns]
+        return mean, sd
 
     @cached_property
     def _moments(self) -> tuple[Floats, Floats]:

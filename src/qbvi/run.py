@@ -70,6 +70,8 @@ class Run:
         ``batches`` are `DeviceBatches`.
     where
         Words for backend and device in the report; by default those of ``backend``.
+    note
+        A sentence for the report, known before the fit begins.
     verdict
         The rules by which fresh draws confirm a convergence.
     earlier
@@ -87,6 +89,7 @@ class Run:
     on_turn: Callable[[bool], None] | None = None
     backend: Backend = HOST
     where: str = ""
+    note: str = ""
     verdict: Verdict = field(default_factory=Verdict)
     earlier: Earlier | None = None
 
@@ -107,7 +110,7 @@ class Run:
         self._look: Look | None = None  # the newest of these checks
         # Points that stay on a device, and values of different data, are not recorded.
         self._evaluations = Record(self.model.dim) if self.backend.is_host and not self._is_partial else None
-        self._remarks: list[str] = []
+        self._remarks: list[str] = [self.note] if self.note else []
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:

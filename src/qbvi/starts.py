@@ -15,7 +15,7 @@ from qbvi.evaluations import Evaluations
 from qbvi.model import Model
 from qbvi.results import Fit
 
-__all__ = ["best_of", "run_all", "starting_points"]
+__all__ = ["best_of", "check_init", "run_all", "starting_points"]
 
 # Nats below the best bound within which another mode still matters.
 _COMPARABLE = 10.0
@@ -102,3 +102,14 @@ def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:
         f"{len(fits)} starts: {settled} converged, {settled - len(rivals)} of them where this one did "
         f"(bound {best.elbo:.2f}), {len(rivals)} elsewhere"
     )
+
+
+def check_init(model: Model, init: Any) -> None:
+    """Refuse a start that is not a point of the model, before anything is evaluated."""
+    if init is None or isinstance(init, Fit):
+        return
+    try:
+        model.unconstrain(init)
+    except (TypeError, ValueError) as error:
+        msg = f"`init` must be a point of the prior's shape, strictly inside its support: {error}"
+        raise type(error)(msg) from error

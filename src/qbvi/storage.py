@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.arguments import a_path
 from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
@@ -41,8 +43,29 @@ _NUMBERS = (
     "missing",
     "missing_se",
 )  # an array, as JSON has no NaN or infinity
+_SIZES = (
+    "dim",
+    "copies",
+    "k",
+    "p",
+    "n_points",
+    "n_components",
+    "n_centres",
+)  # of families; none is more than the numbers of a member
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
-_WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
+# Fields of a report in the header, each with the types that a file may hold for it.
+_WORDS: dict[str, tuple[type, ...]] = {
+    "converged": (bool,),
+    "stop_reason": (str,),
+    "n_evals": (int,),
+    "n_iterations": (int,),
+    "seed": (int, type(None)),
+    "method": (str,),
+    "notes": (list,),
+    "khat_draws": (int, type(None)),
+    "backend": (str,),
+    "stop_kind": (str,),
+}
 # Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
 _MOST_NUMBERS = 2**20
 _COLUMNS = ("unconstrained", "values", "noise_sd", "log_prior", "batch")
@@ -72,7 +95,7 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     ...     load(f"{folder}/answer.qbvi").elbo == fit.elbo
     True
     """
-    archive.write(path, _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
+    archive.write(a_path("path", path), _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -92,13 +115,14 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     Fit
         Equal to the saved fit, bit for bit.
     """
-    header, arrays = _read(path)
+    header, arrays = _read(a_path("path", path))
     try:
         return _rebuilt(header, arrays, prior)
     except UserDefinedError:
         raise
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        if prior is not None:
+    # The contents of a stranger's file can raise any error in the classes that it describes.
+    except Exception as error:
+        if prior is not None and isinstance(error, TypeError | ValueError):
             raise
         msg = f"{os.fspath(path)!r} is a qbvi file, but its contents do not fit together: {error}; it may be damaged"
         raise ValueError(msg) from error
@@ -193,13 +217,10 @@ def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
 
 
 def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
+    _check_sizes(header, arrays)
     model = Model.from_spec(header["model"], priors=prior)
     trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
-    words = dict(header["report"])
-    words["notes"] = tuple(words["notes"])
-    # Files of before there were kinds have the sentence alone.
-    unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
-    words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
+    words = _checked_words(header["report"])
     # Files of older versions have the first of these numbers only.
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
@@ -207,9 +228,55 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
+def _check_sizes(header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Refuse sizes that the arrays do not have, before anything of that size is built."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            msg = f"{name} holds {array.dtype}, not numbers"
+            raise TypeError(msg)
+    entries, stored = arrays["failure_parameters"].shape[1], arrays["q"].size
+    shapes = [math.prod(shape) for shape in _declared(header["model"], "shape")]
+    tops = [math.prod(p["prior"].get("shape", ())) for p in header["model"]["parameters"]]
+    if sum(tops) > entries or max(shapes, default=0) > max(entries, stored):
+        msg = f"its priors declare {max(sum(tops), max(shapes)):,} values, its arrays have {entries:,}"
+        raise ValueError(msg)
+    sizes = [n for part in _SIZES for n in _declared(header["family"], part)]
+    if any(type(n) is not int or not 0 < n <= stored for n in sizes):
+        msg = f"its family declares the sizes {sizes}, its posterior has {stored:,} numbers"
+        raise ValueError(msg)
+
+
+def _declared(tree: Any, name: str) -> Iterator[Any]:
+    """All values under a name, anywhere in a tree of dicts and lists."""
+    if isinstance(tree, dict) and name in tree:
+        yield tree[name]
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _declared(part, name)
+
+
+def _checked_words(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of a report, each of its type."""
+    # Files of before there were kinds have the sentence alone.
+    unknown = StopKind.OWN_RULE if said["converged"] is True else StopKind.GAVE_UP
+    words = {"stop_kind": unknown.value, **said}
+    for name, kinds in _WORDS.items():
+        if type(words[name]) not in kinds:
+            msg = f"{name} of its report is {words[name]!r}"
+            raise TypeError(msg)
+    if not all(type(note) is str for note in words["notes"]):
+        msg = f"notes of its report are {words['notes']!r}"
+        raise TypeError(msg)
+    return words | {"notes": tuple(words["notes"]), "stop_kind": StopKind.named(words["stop_kind"])}
+
+
 def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
     where, seconds = model.unflatten(arrays["failure_parameters"]), arrays["failure_seconds"].tolist()
     words = [said | {"types": tuple(said.get("types", ()))} for said in words]  # JSON knows lists only
+    for said in words:
+        texts = [*(text for name, text in said.items() if name != "types"), *said["types"]]
+        if not all(type(text) is str for text in texts):
+            msg = f"a failure is described by {said!r}"
+            raise TypeError(msg)
     points = [row(where, i) for i in range(len(seconds))]
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qbvi.arguments import array_of
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.supports import Elementwise, Interval, Positive, Shape, Simplex, Support, like
 
@@ -295,11 +296,7 @@ def as_shape(shape: int | Shape) -> Shape:
 
 def finite_numbers(name: str, value: ArrayLike) -> NDArray[np.float64]:
     """Copy a parameter to a read-only float array; refuse anything but finite numbers."""
-    try:
-        numbers = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        msg = f"`{name}` must be a number or an array of numbers, got {value!r}"
-        raise TypeError(msg) from None
+    numbers = array_of(name, value)
     if not np.all(np.isfinite(numbers)):
         msg = f"`{name}` must be finite, got {brief(numbers)}"
         raise ValueError(msg)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import a_function, shown
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import (
@@ -254,11 +256,10 @@ _WAYS_OUT = (
 
 
 def _check_function(function: Any, vectorized: Any) -> None:
-    if not callable(function):
-        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
-        raise TypeError(msg)
-    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
-        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
+    a_function("log_likelihood", function)
+    is_number = isinstance(vectorized, Real) and float(vectorized).is_integer() and float(vectorized) >= 1
+    if not isinstance(vectorized, bool | np.bool_) and not is_number:
+        msg = f"`vectorized` must be True, False, or the number of points of one call, got {shown(vectorized)}"
         raise ValueError(msg)
 
 

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import positive_number
+from qbvi.arguments import instance_of, number, one_of, positive_number, whole_number
 from qbvi.arrays import Array
+from qbvi.evaluate import EvaluationError
 from qbvi.families.base import Family
 from qbvi.model import Model
 from qbvi.protocol import Algorithm, Info, Known, Values
@@ -26,6 +27,7 @@ from qbvi.stopping import GapBelow, Rule
 __all__ = ["Answer", "Move", "RegressionMethod"]
 
 Floats = NDArray[np.float64]
+_LARGEST = 1e6  # of a tolerance or a scale; more is a slip
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,10 +77,17 @@ class RegressionMethod(Algorithm):
     rules: Rules = field(default_factory=Rules, repr=False)
 
     def __post_init__(self) -> None:
+        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
         for name in ("tol", "initial_scale"):
-            positive_number(name, getattr(self, name))
+            number(name, positive_number(name, getattr(self, name)), most=_LARGEST)
+        for name in ("n_fresh", "window"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        one_of("keep", self.keep, "best", "last")
         least = self.rules.noise.repeated
-        if self.n_samples is not None and (self.n_samples < least or self.n_samples % 2):
+        if self.n_samples is None:
+            return
+        object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples))
+        if self.n_samples < least or self.n_samples % 2:
             msg = f"`n_samples` must be even, as draws come in mirror pairs, and at least {least}, got {self.n_samples}"
             raise ValueError(msg)
 
@@ -151,7 +160,23 @@ class RegressionMethod(Algorithm):
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
-        """Make one iteration."""
+        """Make one iteration.
+
+        Raises a `qbvi.EvaluationError` if the values are too large or too alike for arithmetic.
+        """
+        try:
+            return self._iteration(family, state, theta, values)
+        except (ArithmeticError, ValueError) as error:
+            msg = (
+                f"the values of `log_likelihood`, from {np.min(values.log_joint):.3g} to {np.max(values.log_joint):.3g} with the "
+                f"prior, cannot be regressed on in double precision ({error}); rescale the function or its parameters, give "
+                "the parameters a proper prior, or start elsewhere with `init`"
+            )
+            raise EvaluationError(msg) from error
+
+    def _iteration(
+        self, family: Any, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
         state, h = self._received(family, state, theta, values)
         if not self._is_enough(family, state, h):
             return self._retreated(family, state), nothing_learnt(h)

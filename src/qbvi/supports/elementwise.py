@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import array_of
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.supports.base import Elementwise, Shape, to_json
 from qbvi.supports.maps import bounded_exp, bounded_log, flat, like, row_sum, shaped, softplus
@@ -98,7 +99,7 @@ class Interval(Elementwise):
     high: Any
 
     def __post_init__(self) -> None:
-        low, high = np.asarray(self.low, dtype=np.float64), np.asarray(self.high, dtype=np.float64)
+        low, high = array_of("low", self.low), array_of("high", self.high)
         both = np.isfinite(low) & np.isfinite(high)
         if not np.all(low < high) or np.any(both & (high / 2 - low / 2 > np.finfo(np.float64).max / 4)):
             msg = (
