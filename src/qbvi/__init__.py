@@ -38,7 +38,7 @@ from qbvi.distributions import (
     Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
+from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, clear_cache
 from qbvi.fit import fit
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
@@ -104,6 +104,7 @@ __all__ = [
     "Residual",
     "ResidualControlVariate",
     "Retraction",
+    "Retry",
     "Ridge",
     "ScoreFunction",
     "SeparateRates",

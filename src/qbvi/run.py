@@ -26,7 +26,7 @@ from qbvi.protocol import Algorithm, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
-from qbvi.verdict import Look, Verdict
+from qbvi.verdict import Look, Verdict, is_ok
 
 __all__ = ["DomainError", "Run"]
 
@@ -396,9 +396,10 @@ class Run:
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             values = yield from self._values(theta, self._engine.fresh)
-            h.append(self._engine.residual(q, theta, values.log_joint))
+            h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
         share = (len(self.black_box.failures) - failed) / (parts * size)
-        groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
+        fewest = min(map(len, h))
+        groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
         return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
 
     def _left(self) -> float:
@@ -439,6 +440,12 @@ class Run:
             backend=self.where or str(self.backend),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+def _where_ok(h: Floats, values: Values) -> Floats:
+    """Residuals at the draws at which the function did not fail; all if there are hardly any."""
+    ok = is_ok(values)
+    return h[ok] if np.sum(ok) > 1 else h
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:
