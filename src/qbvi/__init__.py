@@ -47,7 +47,17 @@ from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
-from qbvi.supports import Bijection, Interval, Ordered, Positive, PositiveDefinite, Real, Simplex, WholeNumbers
+from qbvi.supports import (
+    Bijection,
+    Interval,
+    Ordered,
+    Periodic,
+    Positive,
+    PositiveDefinite,
+    Real,
+    Simplex,
+    WholeNumbers,
+)
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
@@ -95,6 +105,7 @@ __all__ = [
     "Ordered",
     "ParameterChange",
     "Patience",
+    "Periodic",
     "Plain",
     "Poisson",
     "Positive",

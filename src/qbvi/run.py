@@ -37,6 +37,9 @@ _DARKEST = 10  # consecutive steps without a finite value after which the fit gi
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12
 _BATCHES = 10  # mini-batches among which fresh draws are divided, to see how much they differ
 _RESERVED_LOOKS = 3  # looks that the remaining budget must allow for before one is made
+# Largest standard deviation of a periodic parameter, in periods: 0.3 % of q are then farther from
+# the mean than half a period, and count twice.
+_NARROW = 1 / 6
 _INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
 
 
@@ -402,6 +405,15 @@ class Run:
         groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
         return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
 
+    def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
+        """Take a convergence back if q is too wide for a periodic parameter."""
+        periods = self.model.periods
+        if not stop.converged or not np.isfinite(periods).any():
+            return stop
+        is_wide = to_numpy(self.family.sd(q)) > _NARROW * periods
+        names = [repr(p.name) for p in self.model.parameters if is_wide[p.columns].any()]
+        return stop.but(StopKind.WRAPPED, names=", ".join(names)) if names else stop
+
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
@@ -420,6 +432,7 @@ class Run:
             stop = self.verdict.on_ratios(stop, h, khat)
         else:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
+        stop = self._on_wrapping(stop, kept.q)
         said = () if self._state is None else self.algorithm.notes(self._state)
         report = Report(
             elbo=float(h.mean()),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace, to_numpy
-from qbvi.supports import Elementwise, Shape, Support, like
+from qbvi.supports import Elementwise, Periodic, Shape, Support, like
 
 __all__ = [
     "Distribution",
@@ -108,8 +108,12 @@ class Distribution(ABC):
         """Starting point on the unconstrained scale: location (k,) and scale (k,), always finite.
 
         These are the median and the rescaled interquartile range of a thousand prior draws from a
-        fixed seed. They are zeros and ones if the prior cannot be sampled.
+        fixed seed. They are zeros and ones if the prior cannot be sampled, and the middle and a
+        quarter of the period on a circle.
         """
+        if not self.can_sample and isinstance(self.support, Periodic):
+            low, high = self.support.bounds(self.shape)
+            return (low + high) / 2, (high - low) / 4
         if not self.can_sample:
             return np.zeros(self.dim), np.ones(self.dim)
         u = self._draw(np.random.default_rng(0), _START_DRAWS)
