@@ -131,7 +131,9 @@ class Regression(RegressionMethod):
         if last is None or not is_wild or state.n_limited < rule.patience:
             return state
         origin = state.store.theta[int(np.argmax(state.store.y))]
-        shift, sd = family.mean(state.q) - family.mean(last.q), np.sqrt(np.diag(family.cov(last.q)))
+        shift = family.mean(state.q) - family.mean(last.q)
+        # Not wider than the first q, or a slope without an end would be climbed for ever.
+        sd = np.sqrt(np.minimum(*(np.diag(family.cov(q)) for q in (last.q, state.store.past[0].q))))
         if not np.any(shift):
             return state
         far = None if self.reach is None else np.asarray(self.reach)
