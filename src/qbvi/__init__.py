@@ -38,7 +38,7 @@ from qbvi.distributions import (
     Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
+from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, clear_cache
 from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
@@ -49,7 +49,17 @@ from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
-from qbvi.supports import Bijection, Interval, Ordered, Positive, PositiveDefinite, Real, Simplex, WholeNumbers
+from qbvi.supports import (
+    Bijection,
+    Interval,
+    Ordered,
+    Periodic,
+    Positive,
+    PositiveDefinite,
+    Real,
+    Simplex,
+    WholeNumbers,
+)
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
@@ -99,6 +109,7 @@ __all__ = [
     "Ordered",
     "ParameterChange",
     "Patience",
+    "Periodic",
     "Plain",
     "Poisson",
     "Positive",
@@ -108,6 +119,7 @@ __all__ = [
     "Residual",
     "ResidualControlVariate",
     "Retraction",
+    "Retry",
     "Ridge",
     "ScoreFunction",
     "SeparateRates",

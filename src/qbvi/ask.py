@@ -6,6 +6,7 @@ Use it when a job queue, a laboratory or another program stands between a point 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -196,7 +197,8 @@ class Ask:
             Points that `ask` returned, some of them, or their numbers.
         values
             One number for each point. NaN, an infinity, None or an exception is a failure, handled
-            as ``on_failure`` says.
+            as ``on_failure`` says. With ``"retry"`` it is not kept: `ask` returns the point again,
+            until its tries are used up.
         noise_sd
             Standard deviation of the noise of each value, if known: one number for all points, or
             one for each.
@@ -214,7 +216,9 @@ class Ask:
         for number, value, noise in zip(ids.tolist(), listed, noises, strict=True):
             i = self._row(number)
             if i is not None and i not in self._received and i not in news:
-                news[i] = self._outcome(i, value, noise)
+                outcome = self._outcome(i, value, noise)
+                if not self._is_to_try_again(i, outcome):
+                    news[i] = outcome
         self._receive(news)
         return len(news)
 
@@ -295,6 +299,7 @@ class Ask:
         self._request: Request | None = request
         self._last = request
         self._first_id = self._run.black_box.n_evals
+        self._tries: Counter[int] = Counter()
         self._received = (
             self._checkpoint.known(request) if self._checkpoint is not None else self._saved_answers.to(request)
         )
@@ -325,6 +330,13 @@ class Ask:
             raise ValueError(msg)
         return i if i >= 0 and self._request is not None else None
 
+    def _is_to_try_again(self, i: int, outcome: Outcome) -> bool:
+        """Count a failed try, and say whether ``on_failure`` allows another one."""
+        if outcome.failure is None:
+            return False
+        self._tries[i] += 1
+        return self._tries[i] < self._run.black_box.tries(outcome.failure)
+
     def _outcome(self, i: int, value: Any, noise_sd: Any) -> Outcome:
         """Treat a value as if the function had returned it, or raised it."""
 
@@ -336,9 +348,11 @@ class Ask:
             return value, noise_sd
 
         (outcome,) = Calls(function)(rows(self._last.points, [i]), (), (ShapeError,))
-        if outcome.failure is not None and self._run.black_box.treatment(outcome.failure) == "raise":
-            msg = f"point {self._first_id + i} has the value {outcome.failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
-            raise EvaluationError(msg, outcome.failure)
+        box, failure = self._run.black_box, outcome.failure
+        is_last = failure is not None and self._tries[i] + 1 >= box.tries(failure)
+        if failure is not None and is_last and box.treatment(failure) == "raise":
+            msg = f"point {self._first_id + i} has the value {failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
+            raise EvaluationError(msg, failure)
         return outcome
 
 

@@ -148,7 +148,8 @@ class Core:
         theta = self.ask(state, inputs.key, inputs.t + i)
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
-        likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
+        ok = xp.isfinite(raw)
+        likelihood = replace_failed(self.on_failure, raw * inputs.scale, ok)
         values = self.values(theta, Evaluated(likelihood, ok, noise_sd * inputs.scale))
         state, iteration = self.tell(inputs.eta, state, theta, values)
         return state, iteration, raw

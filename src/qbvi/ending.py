@@ -72,6 +72,14 @@ class StopKind(Enum):
             "try another one (family=) or a transform"
         ),
     )
+    WRAPPED = (
+        "wrapped",
+        False,
+        (
+            "{so_far}, but the standard deviation of {names} is more than a sixth of its period: "
+            "the posterior goes round the circle, and one Gaussian does not describe it"
+        ),
+    )
     STARTS_DISAGREE = (
         "starts-disagree",
         False,

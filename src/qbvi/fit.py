@@ -173,7 +173,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"raise"``: stop with a `qbvi.EvaluationError`, which holds the fit so far. Minus
           infinity does not raise: the likelihood is zero there, and the point is left out.
         - ``"exclude"``: leave the point out.
-        - ``"floor"``: use a value below all others of the same iteration.
+        - ``"floor"``: use a value below all others of the same iteration. The regression methods
+          leave the point out, as with ``"exclude"``, because no polynomial follows a cliff.
+        - ``"retry"``: make the call again, up to three calls in all, and then leave the point out;
+          see `qbvi.Retry`.
         - A function that takes the `qbvi.Failure` and returns a value.
         - A dict of these by exception type or kind of failure: ``"nan"``, ``"+inf"``, ``"-inf"``,
           ``"exception"``, ``"timeout"``, ``"died"`` (the process ended). What it does not list

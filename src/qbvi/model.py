@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from qbvi.arguments import array_of, shown
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
-from qbvi.supports import Elementwise, Shape, UserDefinedError
+from qbvi.supports import Elementwise, Periodic, Shape, UserDefinedError
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
 
@@ -220,6 +220,30 @@ class Model:
                 low, high = p.distribution.support.bounds(p.shape)
                 distance[p.columns] = np.minimum(u[p.columns] - low, high - u[p.columns])
         return distance
+
+    @cached_property
+    def periods(self) -> NDArray[np.float64]:
+        """Period of each column of ``u``, infinite for columns that are not periodic: (d,)."""
+        periods = np.full(self.dim, np.inf)
+        for p in self.parameters:
+            if isinstance(p.distribution.support, Periodic) and not p.is_native:
+                low, high = p.distribution.support.bounds(p.shape)
+                periods[p.columns] = high - low
+        return periods
+
+    def nearest_copy(self, u: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move periodic columns of (n, d) by whole periods to the copy that is nearest to (d,)."""
+        is_periodic = np.isfinite(self.periods)
+        period = np.where(is_periodic, self.periods, 1.0)
+        return np.where(is_periodic, u + period * np.round((to - u) / period), u)
+
+    def one_turn(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move the periodic coordinates of one point (d,) into their period."""
+        middle = np.zeros(self.dim)
+        for p in self.parameters:
+            if isinstance(p.distribution.support, Periodic) and not p.is_native:
+                middle[p.columns] = np.mean(p.distribution.support.bounds(p.shape), axis=0)
+        return self.nearest_copy(u, middle)
 
     def flatten(self, values: Any) -> Array:
         """Lay n constrained values side by side: ``(n, *shape)`` each -> (n, len(labels))."""

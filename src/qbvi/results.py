@@ -31,7 +31,7 @@ from qbvi.model import Model
 from qbvi.points import mapped
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
-from qbvi.supports import Elementwise, Interval, Real
+from qbvi.supports import Elementwise, Interval, Periodic, Real
 
 if TYPE_CHECKING:
     import os
@@ -381,22 +381,27 @@ class Fit:
         found: dict[int, Marginal] = {}
         if isinstance(self.family, FreeDensity):
             return found
-        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
+        loc, scale = self.model.one_turn(to_numpy(self.family.mean(self.q))), to_numpy(self.family.sd(self.q))
         for block in self.blocks:
             if isinstance(block.prior.support, Elementwise) and not block.is_native:
                 ends = zip(*block.prior.support.bounds(block.shape), strict=True)
                 for j, (low, high) in enumerate(ends):
                     column = block.columns.start + j
-                    found[block.entries.start + j] = Marginal(
-                        column, float(loc[column]), float(scale[column]), Interval(low, high)
-                    )
+                    # An angle is described on the line, so that its marginal is in one piece.
+                    own = Interval(-np.inf, np.inf) if self._is_periodic(block) else Interval(low, high)
+                    found[block.entries.start + j] = Marginal(column, float(loc[column]), float(scale[column]), own)
         return found
 
     @cached_property
     def fixed_draws(self) -> Floats:
         """The quasi-random sample for moments without a closed form, constrained: (n, p)."""
         u = to_numpy(self.family.fixed_draws(self.q, _DRAWS))
-        return to_numpy(self.model.flatten(self.model.constrain(u)))
+        draws = to_numpy(self.model.flatten(self.model.constrain(u)))
+        mean = to_numpy(self.family.mean(self.q))
+        turned = u - mean + self.model.one_turn(mean)
+        for block in filter(self._is_periodic, self.blocks):
+            draws[:, block.entries] = turned[:, block.columns]
+        return draws
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
         """Draw from q on the unconstrained scale: (n, d)."""
@@ -420,7 +425,8 @@ class Fit:
     def _moments(self) -> tuple[Floats, Floats]:
         """Mean (p,) and covariance (p, p) of all entries."""
         loc, exact = self.unconstrained
-        real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
+        loc = self.model.one_turn(loc)
+        real = [b for b in self.blocks if isinstance(b.prior.support, Real | Periodic) or b.is_native]
         if len(real) == len(self.blocks):
             return loc, exact
         mean, cov = self.fixed_draws.mean(axis=0), np.atleast_2d(np.cov(self.fixed_draws, rowvar=False, ddof=0))
@@ -430,6 +436,9 @@ class Fit:
                 cov[block.entries, other.entries] = exact[block.columns, other.columns]
         return mean, cov
 
+    def _is_periodic(self, block: Block) -> bool:
+        return isinstance(block.prior.support, Periodic) and not block.is_native
+
     def _structured(self, flat: Floats) -> Structure:
         """Arrange entries (p,) in the structure of the prior."""
         return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
@@ -437,6 +446,7 @@ class Fit:
     def _log_prob(self, values: Structure) -> Floats:
         try:
             u = self.model.unconstrain(values, batched=True)
+            u = self.model.nearest_copy(u, to_numpy(self.family.mean(self.q)))
         except ValueError:
             inside = self._inside(values)
             if inside.all():

@@ -28,7 +28,7 @@ from qbvi.protocol import Algorithm, Outcome, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
-from qbvi.verdict import Look, Verdict
+from qbvi.verdict import Look, Verdict, is_ok
 
 __all__ = ["DomainError", "Run"]
 
@@ -39,6 +39,9 @@ _DARKEST = 10  # consecutive steps without a finite value after which the fit gi
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12
 _BATCHES = 10  # mini-batches among which fresh draws are divided, to see how much they differ
 _RESERVED_LOOKS = 3  # looks that the remaining budget must allow for before one is made
+# Largest standard deviation of a periodic parameter, in periods: 0.3 % of q are then farther from
+# the mean than half a period, and count twice.
+_NARROW = 1 / 6
 _INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
 
 
@@ -466,10 +469,20 @@ class Run:
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             values = yield from self._values(theta, self._engine.fresh, "fresh")
-            h.append(self._engine.residual(q, theta, values.log_joint))
+            h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
         share = (len(self.black_box.failures) - failed) / (parts * size)
-        groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
+        fewest = min(map(len, h))
+        groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
         return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
+
+    def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
+        """Take a convergence back if q is too wide for a periodic parameter."""
+        periods = self.model.periods
+        if not stop.converged or not np.isfinite(periods).any():
+            return stop
+        is_wide = to_numpy(self.family.sd(q)) > _NARROW * periods
+        names = [repr(p.name) for p in self.model.parameters if is_wide[p.columns].any()]
+        return stop.but(StopKind.WRAPPED, names=", ".join(names)) if names else stop
 
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
@@ -512,6 +525,7 @@ class Run:
             stop = self.verdict.on_ratios(stop, h, khat)
         else:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
+        stop = self._on_wrapping(stop, kept.q)
         evidence, evidence_se = log_evidence(h[0], khat) if is_one_batch else (math.nan, math.nan)
         report = self._report(stop, notes)
         figures = replace(
@@ -530,7 +544,7 @@ class Run:
     def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
         """The fit of a method that has checked its posterior itself."""
         report = replace(
-            self._report(stop),
+            self._report(self._on_wrapping(stop, self._state.q)),
             elbo=outcome.elbo,
             elbo_se=outcome.elbo_se,
             khat_draws=outcome.n_draws,
@@ -564,6 +578,12 @@ class Run:
 def _log_joint(values: Values) -> Floats:
     """Log joints, NaN where the function failed."""
     return np.where(to_numpy(values.ok), to_numpy(values.log_joint), np.nan)
+
+
+def _where_ok(h: Floats, values: Values) -> Floats:
+    """Residuals at the draws at which the function did not fail; all if there are hardly any."""
+    ok = is_ok(values)
+    return h[ok] if np.sum(ok) > 1 else h
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

@@ -233,13 +233,14 @@ class Checkpoint:
         if not self._run.backend.is_host:  # values that stay on a device are not written
             return self._run.evaluate(request)
         box, known = self._run.black_box, self.known(request)
-        blocks = ([i for i in block if i not in known] for block in blocks_of(request.size, box.vectorized))
-        ends = {block[-1] for block in blocks if block}
+        blocks = [{i for i in block if i not in known} for block in blocks_of(request.size, box.vectorized)]
+        awaited = {i: block for block in blocks for i in block}
         arrived: dict[int, Outcome] = {}
 
         def on_done(i: int, outcome: Outcome) -> None:
             arrived[i] = outcome
-            if i in ends:  # all points of one call in one write
+            awaited[i].discard(i)
+            if not awaited[i]:  # all points of one call in one write
                 self.note(request, arrived)
                 arrived.clear()
 

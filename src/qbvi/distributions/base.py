@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arguments import array_of
 from qbvi.arrays import Array, array_namespace, to_numpy
-from qbvi.supports import Elementwise, Interval, Positive, Shape, Simplex, Support, like
+from qbvi.supports import Elementwise, Interval, Periodic, Positive, Shape, Simplex, Support, like
 
 __all__ = [
     "Distribution",
@@ -115,8 +115,12 @@ class Distribution(ABC):
         fixed seed. They are zeros and ones if the prior cannot be sampled. A positive number starts
         at one, and a probability at a half, if the quartiles of its prior are more than four orders
         of magnitude apart, because the median of such a prior says nothing: that of Gamma(0.01,
-        0.01) is below 1e-28.
+        0.01) is below 1e-28. On a circle they
+        are the middle and a quarter of the period.
         """
+        if not self.can_sample and isinstance(self.support, Periodic):
+            low, high = self.support.bounds(self.shape)
+            return (low + high) / 2, (high - low) / 4
         if not self.can_sample:
             return np.zeros(self.dim), np.ones(self.dim)
         loc, scale = _location_and_scale(self._draw(np.random.default_rng(0), _START_DRAWS))

@@ -5,7 +5,7 @@ from qbvi.evaluate.black_box import BlackBox, Evaluated, EvaluationError
 from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost, clear_cache
-from qbvi.evaluate.policy import OnFailure
+from qbvi.evaluate.policy import OnFailure, Retry
 from qbvi.evaluate.sharded import ShardedLikelihood
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "FromHost",
     "OnFailure",
     "Outcome",
+    "Retry",
     "ShardedLikelihood",
     "clear_cache",
 ]

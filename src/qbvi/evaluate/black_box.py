@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from types import MappingProxyType
@@ -23,6 +23,7 @@ from qbvi.evaluate.policy import (
     excluded_value,
     floor_value,
     treatment_of,
+    tries_of,
 )
 from qbvi.points import Points, count, is_named, items, rows
 
@@ -86,6 +87,8 @@ class BlackBox:
         - ``"exclude"`` the point from the step; it still counts in every denominator;
         - ``"floor"``: give the point a value below all others of its step, by their range and by
           one nat at least;
+        - ``"retry"``: make the call again, up to three calls in all, and then exclude the point; a
+          `Retry` has other numbers;
         - a function that takes the `Failure` and returns a number;
         - a dict of these by kind of failure or exception type. Failures that are not listed raise.
     runner
@@ -141,7 +144,7 @@ class BlackBox:
         """
         is_first = self.n_evals == 0
         outcomes = dict(known)
-        for i, outcome in self._evaluated(points, batch, known, is_first):
+        for i, outcome in self._settled(points, batch, known, is_first):
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(i, outcome)
@@ -161,12 +164,34 @@ class BlackBox:
         return replace(self.calls, blame=True) if self.is_lenient and self.runner is None else self.calls
 
     def treatment(self, failure: Failure) -> Treatment:
-        """What `on_failure` says about a failure; nothing raises while the box is lenient."""
+        """What `on_failure` says about a point without a value, after all tries.
+
+        Nothing raises while the box is lenient.
+        """
         treatment = treatment_of(failure, self.on_failure)
         return "exclude" if self.is_lenient and treatment == "raise" else treatment
 
-    def _evaluated(
+    def tries(self, failure: Failure) -> int:
+        """How many calls `on_failure` allows at a point that fails in this way."""
+        return tries_of(failure, self.on_failure)
+
+    def _settled(
         self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield row and outcome of every point that is not known, after as many tries as allowed.
+
+        Failed calls are made again together, after all others.
+        """
+        settled, turn = set(known), 1
+        while len(settled) < count(points):
+            for i, outcome in self._evaluated(points, batch, settled.copy(), is_first):
+                if outcome.failure is None or turn >= self.tries(outcome.failure):
+                    settled.add(i)
+                    yield i, outcome
+            turn += 1
+
+    def _evaluated(
+        self, points: Points, batch: tuple[Any, ...], known: Collection[int], is_first: bool
     ) -> Iterator[tuple[int, Outcome]]:
         """Yield row and outcome of every point that is not known."""
         all_rows = [[i for i in block if i not in known] for block in blocks_of(count(points), self.vectorized)]
@@ -216,7 +241,6 @@ class BlackBox:
         fine = values[ok], ok[ok]
         filled = np.where(ok, values, excluded_value(*fine))
         filled[floored] = floor_value(*fine)
-        ok[floored] = True
         return Evaluated(filled, ok, noise_sd, self._zeros(treatments, failures, ok))
 
     @staticmethod
@@ -250,7 +274,7 @@ def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: O
 
 
 _WAYS_OUT = (
-    'pass on_failure="exclude" or "floor" to go on without such points, or keep the parameters where the function is finite '
+    'pass on_failure="exclude" or "floor" to go on without such points, "retry" if they fail by chance, or keep the parameters where the function is finite '
     "with a support (qbvi.Positive, qbvi.Interval ...)"
 )
 

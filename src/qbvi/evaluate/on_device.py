@@ -166,7 +166,7 @@ class DeviceBox(BlackBox):
             replaced = self._replace_failed(evaluated, failures, scale)
             return Evaluated(*(self.backend.asarray(part) for part in replaced))
         self.record(failures, np.isfinite(on_host))
-        return Evaluated(*replace_failed(self.on_failure, values, ok), noise_sd * scale)
+        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd * scale)
 
     def count_evaluations(self, raw: NDArray[Any]) -> None:
         """Count the evaluations of a step, and warn if the first ones look like densities."""

@@ -24,10 +24,12 @@ from qbvi.regression.store import Store
 from qbvi.regression.surrogate import Variances
 from qbvi.stopping import GapBelow, Rule
 
-__all__ = ["Answer", "Move", "RegressionMethod"]
+__all__ = ["Answer", "Move", "RegressionMethod", "finite_or_zero"]
 
 Floats = NDArray[np.float64]
 _LARGEST = 1e6  # of a tolerance or a scale; more is a slip
+
+_LARGEST = 1e100  # nats: a log joint further below zero is minus infinity for every purpose
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +226,7 @@ class RegressionMethod(Algorithm):
 
         The repeated points of the first batch measure the noise of the function.
         """
-        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        y = finite_or_zero(values)
         known, n = np.asarray(values.noise_sd) ** 2, self.rules.noise.repeated
         if state.noise is None:
             noise = max(self._noise_variance(y[:n], y[-n:]), float(np.mean(known)))
@@ -281,6 +283,12 @@ class RegressionMethod(Algorithm):
         return state._replace(
             q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
         )
+
+
+def finite_or_zero(values: Values) -> Floats:
+    """Log joints (n,), minus infinity where there is none, or where its square is too large."""
+    is_there = values.ok & (np.abs(values.log_joint) < _LARGEST)
+    return np.where(is_there, values.log_joint, -np.inf)
 
 
 def nothing_learnt(h: Floats) -> Info:
