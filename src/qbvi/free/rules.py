@@ -114,10 +114,10 @@ class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
-    best: int = 2  # lines to the mode from the best of them ...
+    best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussian predicts worst
-    on_line: int = 3  # points on each line
-    bend: float = 1.0  # nats of a second difference above which a line is not concave
+    on_line: int = 5  # points on each line
+    valley: float = 1.0  # nats by which the log joint must fall along a line
     # A new start may take as many evaluations as the first one, times this.
     patience: float = 1.0
     most_modes: int = 4
