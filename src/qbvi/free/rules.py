@@ -101,6 +101,10 @@ class Rounds:
     pool: int = 600  # candidates among which the exploring points are chosen
     most_points: int = 1000  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
+    # Nats of mass that may be elsewhere, relative to those that may be missing: they count two
+    # standard errors of the surrogate, and only part of them is there.
+    hope: float = 3.0
+    lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     most_noise: float = 1.0  # standard deviation of the function's noise up to which rounds pay
 

@@ -1,8 +1,8 @@
 """A survey of the prior, for other modes than the one that was found.
 
 A few points are spread over the prior. Straight lines lead from some of them to the mode: from the
-best ones, and from those that the Gaussian around the mode predicts worst. If the log joint falls on
-the way to the mode before it rises, there is another hill, and the search for a Gaussian starts
+best ones, and from those that the Gaussian around the mode predicts worst. If the log joint falls
+on the way to the mode before it rises, there is another hill, and the search for a Gaussian starts
 again there. A log-concave function never does so.
 """
 
