@@ -78,6 +78,7 @@ class Current(NamedTuple):
     hope: float  # nats of mass that may be where there are few points
     gaussian: float  # nats that the Gaussian with the same moments misses of it
     base: Base  # of the next surrogate
+    n_searched: int  # points when the kernel was last searched for
 
     @property
     def moments(self) -> tuple[Floats, Floats]:
@@ -343,8 +344,7 @@ class Free(Algorithm):
         """Fit the surrogate to all points, and choose the next ones."""
         rules, before = self.rules, state.current
         start = None if before is None else before.density.unpack(before.member)
-        shape = None if start is None else start.shape
-        surface = Surface.searched(self._points(state), base, shape, rules.caution, rules.search)
+        surface, n_searched = self._surface(state, base)
         proposal = _first_proposal(base, rules.integration.centres) if start is None else start.proposal
         pool = integrated(surface, proposal, rules.integration)
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
@@ -364,8 +364,20 @@ class Free(Algorithm):
             hope=pool.hope,
             gaussian=_missed_by(np.asarray(family.log_prob(q, pool.u)), pool),
             base=base.updated(pool.u, weights),
+            n_searched=n_searched,
         )
         return state._replace(q=q, current=current)
+
+    def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int]:
+        """The surrogate of all points; its kernel is searched for when these have grown enough."""
+        rules, before, points = self.rules, state.current, self._points(state)
+        n = len(points.y)
+        if before is None:
+            return Surface.searched(points, base, None, rules.caution, rules.search), n
+        shape = before.density.unpack(before.member).shape
+        if n < rules.search.again * before.n_searched:
+            return Surface(points, base, shape, rules.caution), before.n_searched
+        return Surface.searched(points, base, shape, rules.caution, rules.search), n
 
     def _points(self, state: FreeState) -> Points:
         """The points of the surrogate: the best ones, each once."""

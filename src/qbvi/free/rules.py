@@ -55,6 +55,7 @@ class ShapeSearch:
     finest: float = 0.15  # stride of the log length at which the search ends
     tries: int = 12  # after the starts
     improvement: float = 0.01
+    again: float = 1.2  # factor by which the points must have grown before another search
 
     def start(self, d: int) -> Floats:
         """Prior medians of the four numbers."""
@@ -99,7 +100,7 @@ class Rounds:
     checked: int = 3  # rounds whose draws together estimate what is missing
     agreed: int = 2  # consecutive rounds that must confirm the posterior
     pool: int = 600  # candidates among which the exploring points are chosen
-    most_points: int = 1000  # of one surrogate: it costs their cube
+    most_points: int = 800  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
     # Nats of mass that may be elsewhere, relative to those that may be missing: they count two
     # standard errors of the surrogate, and only part of them is there.
