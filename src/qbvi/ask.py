@@ -85,8 +85,8 @@ class Ask:
 
     With the same seed the posterior equals that of `qbvi.fit` to the last bit, whatever its shape.
     The order and the portions in which the values arrive do not matter. New points appear once
-    every value of the current iteration is in. An iteration is a step of a Gaussian, a survey of the
-    prior, or a round that checks and extends the posterior.
+    every value of the current iteration is in. An iteration is a step of a Gaussian, a part of a
+    survey of the prior, or a round that checks and extends the posterior.
 
     Parameters
     ----------

@@ -184,9 +184,9 @@ class Fit:
 
     @property
     def converged(self) -> bool:
-        """Whether fewer than ``tol`` nats are missing: of the posterior, or to the best of a family.
+        """Whether fewer than ``tol`` nats are missing, of the posterior or to the best of a family.
 
-        See ``tol`` of `qbvi.fit`. `stop_reason` says which.
+        See ``tol`` of `qbvi.fit`. `stop_reason` says which of the two.
         """
         return self.report.converged
 
