@@ -236,7 +236,8 @@ def _report(fit: Fit) -> dict[str, Any]:
     summary = {
         row.parameter: {"mean": row.mean, "sd": row.sd, "lower": row.lower, "upper": row.upper} for row in fit.summary()
     }
-    names = ("converged", "stop_reason", "elbo", "elbo_se", "khat", "n_evals", "n_failed", "seed")
+    names = ("converged", "stop_reason", "elbo", "elbo_se", "evidence", "evidence_se", "missing", "missing_se", "khat")
+    names += ("n_evals", "n_failed", "seed")
     return {**{name: getattr(fit, name) for name in names}, "notes": list(fit.notes), "summary": summary}
 
 
