@@ -64,11 +64,12 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     return float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
-def log_evidence(h: NDArray[np.float64], khat: float) -> tuple[float, float]:
+def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tuple[float, float]:
     """Log evidence by importance sampling from draws of q, and its standard error.
 
-    ``h = log p(y, theta) - log q(theta)`` (n,). The error is infinite if k-hat is above its limit:
-    the largest ratios are then still to come.
+    ``h = log p(y, theta) - log q(theta)`` (n,). Normal noise of variance ``noise`` in h raises the
+    mean of exp(h), which is corrected. The error is infinite if k-hat is above its limit: the
+    largest ratios are then still to come.
 
     Examples
     --------
@@ -80,7 +81,7 @@ def log_evidence(h: NDArray[np.float64], khat: float) -> tuple[float, float]:
     if not finite.size:
         return float("nan"), float("nan")
     ratios = np.exp(finite - finite.max())
-    value = float(finite.max() + np.log(ratios.sum() / h.size))
+    value = float(finite.max() + np.log(ratios.sum() / h.size)) - noise / 2
     error = float(ratios.std(ddof=1) / (ratios.mean() * np.sqrt(finite.size))) if finite.size > 1 else np.inf
     return value, float("inf") if khat > KHAT_LIMIT else error
 

@@ -141,6 +141,10 @@ class Algorithm(ABC):
         """Sentences for the user, such as that the function is noisy."""
         return ()
 
+    def noise_variance(self, state: Any) -> float:
+        """Variance of the function's noise, as far as the method has found it out."""
+        return 0.0
+
     def outcome(self, family: Any, state: Any) -> Outcome | None:
         """The posterior of a method that checks itself.
 

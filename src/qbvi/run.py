@@ -516,6 +516,8 @@ class Run:
         outcome = self._outcome()
         if outcome is not None:
             return self._checked(outcome, stop)
+        if stop.kind is StopKind.MISSING:  # a method that checks itself, but has not: in its family
+            stop = Stop.of(StopKind.GAP, tol=self.algorithm.stop[0].tol)
         h = np.atleast_2d(kept.h)
         is_one_batch = len(h) == 1
         # Draws of one mini-batch share its error: the standard error is that of the batch means.
@@ -526,7 +528,8 @@ class Run:
         else:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
         stop = self._on_wrapping(stop, kept.q)
-        evidence, evidence_se = log_evidence(h[0], khat) if is_one_batch else (math.nan, math.nan)
+        noise = 0.0 if self._state is None else self.algorithm.noise_variance(self._state)
+        evidence, evidence_se = log_evidence(h[0], khat, noise) if is_one_batch else (math.nan, math.nan)
         report = self._report(stop, notes)
         figures = replace(
             report,

@@ -187,8 +187,15 @@ class Free(Algorithm):
         return self.first.default_budget(d)
 
     def notes(self, state: FreeState) -> tuple[str, ...]:
+        """As the first part, and whether noise forbids a free shape."""
+        notes = self.first.notes(state.search.path)
+        if self._is_noisy(state):
+            notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
+        return notes
+
+    def noise_variance(self, state: FreeState) -> float:
         """As the first part."""
-        return self.first.notes(state.search.path)
+        return self.first.noise_variance(state.search.path)
 
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
@@ -228,6 +235,9 @@ class Free(Algorithm):
         )
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
+        if self._is_noisy(state):
+            path, info = self.first.tell(family, eta, state.search.path, theta, values)
+            return state._replace(q=np.asarray(path.q), search=state.search._replace(path=path)), info
         search, info = self._search.tell(family, eta, state.search, theta, values)
         state = state._replace(q=np.asarray(search.path.q), search=search)
         if search.is_over:
@@ -279,6 +289,11 @@ class Free(Algorithm):
     @property
     def _search(self) -> Search:
         return Search(self.first, self.prior, self.rules)
+
+    def _is_noisy(self, state: FreeState) -> bool:
+        """Whether the function has so much noise that no surrogate of it pays."""
+        is_searching = state.current is None and not self._search.is_exploring(state.search)
+        return is_searching and math.sqrt(state.search.path.noise or 0.0) > self.rules.rounds.most_noise
 
     def _is_walled(self, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""

@@ -128,6 +128,10 @@ class RegressionMethod(Algorithm):
         found = left_out(family, q, self._curvature(family, state), model.is_discrete)
         return (found.sentence(model),) if found.nats > self.tol else ()
 
+    def noise_variance(self, state: RegressionState) -> float:
+        """Variance by repeated points."""
+        return state.noise or 0.0
+
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""
         most = self.rules.effort.most(self._n_coefficients(family), self.tol)
