@@ -13,6 +13,7 @@ from qbvi.free.method import Check
 from qbvi.families import Gaussian
 
 WIDE = qbvi.Normal(0, 3, shape=2)
+QUICK = {"seed": 2, "tol": 1e-5, "max_evals": 90}  # ends the fit of `skewed` in its rounds, long before it has this tolerance
 
 
 class Exact:
@@ -37,6 +38,11 @@ def banana(x):
     return -((x[..., 0] ** 2 - x[..., 1]) ** 2) - (x[..., 0] - 1) ** 2 / 100
 
 
+def skewed(x):
+    """A log-gamma in each coordinate, and a little dependence; log-concave."""
+    return np.sum(2 * x - np.exp(x), axis=-1) - 0.3 * (x[..., 0] - x[..., 1]) ** 2
+
+
 @pytest.fixture(scope="module")
 def curved():
     return qbvi.fit(banana, WIDE, seed=2)
@@ -50,7 +56,7 @@ def curved_exact():
 @pytest.fixture(scope="module")
 def stopped():
     """A fit that the budget ends inside the rounds: quick, and of free shape."""
-    return qbvi.fit(banana, WIDE, seed=2, max_evals=110)
+    return qbvi.fit(skewed, WIDE, **QUICK)
 
 
 # --- shapes
@@ -238,7 +244,7 @@ def test_a_budget_that_ends_inside_the_rounds(stopped):
     assert not stopped.converged
     assert stopped.stop_kind is qbvi.ending.StopKind.BUDGET
     assert "evaluations" in stopped.stop_reason
-    assert stopped.n_evals <= 110
+    assert stopped.n_evals <= 90
     assert np.isfinite([stopped.elbo, stopped.evidence, stopped.evidence_se, stopped.missing]).all()
 
 
@@ -283,23 +289,25 @@ def test_noise(is_known):
 
 
 def test_a_function_that_sometimes_fails():
-    def fragile(x):
-        if math.sin(97 * x[0]) > 0.95:  # a tenth of all points, everywhere
-            raise RuntimeError("no solution")
-        return banana(x)
+    whole = qbvi.fit(skewed, WIDE, seed=2)
 
-    fit = qbvi.fit(fragile, WIDE, seed=2, on_failure="exclude", max_evals=150)
-    assert fit.n_failed > 0
-    assert np.isfinite([fit.elbo, fit.evidence]).all()
-    # A failure is not a likelihood of zero: the evidence does not fall by the share of failures.
-    assert abs(fit.evidence + 2.26) < max(3 * fit.evidence_se, 0.2)
+    def fragile(x):
+        if math.sin(97 * x[0]) > 0.7:  # a quarter of all points, everywhere
+            raise RuntimeError("no solution")
+        return skewed(x)
+
+    fit = qbvi.fit(fragile, WIDE, seed=2, on_failure="exclude")
+    assert fit.n_failed > 10
+    # A failure is not a likelihood of zero: the evidence does not fall by the share of failures, 0.29 nats.
+    assert abs(fit.evidence - whole.evidence) < 0.1
+    assert not fit.converged
 
 
 # --- interruptions
 
 
 def test_a_callback_that_ends_the_rounds_gives_the_free_posterior():
-    fit = qbvi.fit(banana, WIDE, seed=2, callback=lambda now: now.n_evals > 85)
+    fit = qbvi.fit(skewed, WIDE, **QUICK, callback=lambda now: now.n_evals > 80)
     assert isinstance(fit.family, FreeDensity)
     assert fit.stop_kind is qbvi.ending.StopKind.CALLBACK
     assert not fit.converged
@@ -307,15 +315,15 @@ def test_a_callback_that_ends_the_rounds_gives_the_free_posterior():
 
 
 def test_ctrl_c_in_the_rounds_gives_the_free_posterior():
-    left = [90]
+    left = [80]
 
     def interrupted(x):
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return banana(x)
+        return skewed(x)
 
-    fit = qbvi.fit(interrupted, WIDE, seed=2)
+    fit = qbvi.fit(interrupted, WIDE, **QUICK)
     assert isinstance(fit.family, FreeDensity)
     assert "Ctrl-C" in fit.stop_reason
     assert np.isfinite(fit.elbo)
@@ -325,53 +333,62 @@ def test_ctrl_c_in_the_rounds_gives_the_free_posterior():
 
 
 def test_ask_and_tell_give_the_same_bits(stopped):
-    opt = qbvi.Ask(WIDE, seed=2, max_evals=110)
+    opt = qbvi.Ask(WIDE, **QUICK)
     while not opt.done:
         points = opt.ask()
-        opt.tell(points, [banana(x) for x in points])
+        opt.tell(points, [skewed(x) for x in points])
     assert_same(opt.fit(), stopped)
 
 
 def test_two_processes_give_the_same_bits(stopped):
-    assert_same(qbvi.fit(banana, WIDE, seed=2, max_evals=110, executor=2), stopped)
+    assert_same(qbvi.fit(skewed, WIDE, **QUICK, executor=2), stopped)
 
 
 def test_the_same_seed_gives_the_same_bits(stopped):
-    again = qbvi.fit(banana, WIDE, seed=2, max_evals=110)
+    again = qbvi.fit(skewed, WIDE, **QUICK)
     assert_same(again, stopped)
     assert_array_equal(again.sample(5, seed=1), stopped.sample(5, seed=1))
 
 
 def test_a_vectorised_function_gives_the_same_bits(stopped):
-    assert_same(qbvi.fit(banana, WIDE, seed=2, max_evals=110, vectorized=True), stopped)
+    assert_same(qbvi.fit(skewed, WIDE, **QUICK, vectorized=True), stopped)
 
 
 class Stopped(BaseException):
     """Ends a fit as nothing that qbvi handles."""
 
 
-@pytest.mark.parametrize("evaluations", [30, 75, 100])
+calls = 0
+left = -1  # evaluations until the function ends the fit; never if negative
+
+
+def mortal(x):
+    global calls, left
+    if left == 0:
+        raise Stopped
+    left -= 1
+    calls += 1
+    return skewed(x)
+
+
+@pytest.mark.parametrize("evaluations", [20, 60, 85])
 def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
-    left, paid = [evaluations], []
-
-    def mortal(x):
-        if not left[0]:
-            raise Stopped
-        left[0] -= 1
-        paid.append(x.tobytes())
-        return banana(x)
-
+    global calls, left
+    calls, left = 0, evaluations
     with pytest.raises(Stopped):
-        qbvi.fit(mortal, WIDE, seed=2, max_evals=110, checkpoint=tmp_path / "run")
-    left[0] = -1
-    assert_same(qbvi.fit(mortal, WIDE, seed=2, max_evals=110, checkpoint=tmp_path / "run"), stopped)
-    assert len(paid) == stopped.n_evals
+        qbvi.fit(mortal, WIDE, **QUICK, checkpoint=tmp_path / "run")
+    left = -1
+    assert calls == evaluations
+    assert_same(qbvi.fit(mortal, WIDE, **QUICK, checkpoint=tmp_path / "run"), stopped)
+    assert calls == stopped.n_evals
 
 
 def test_a_finished_fit_with_a_larger_budget_goes_on(stopped, tmp_path):
-    qbvi.fit(banana, WIDE, seed=2, max_evals=110, checkpoint=tmp_path / "run")
-    more = qbvi.fit(banana, WIDE, seed=2, max_evals=140, checkpoint=tmp_path / "run")
-    assert_same(more, qbvi.fit(banana, WIDE, seed=2, max_evals=140))
+    qbvi.fit(skewed, WIDE, **QUICK, checkpoint=tmp_path / "run")
+    larger = {**QUICK, "max_evals": 120}
+    more = qbvi.fit(skewed, WIDE, **larger, checkpoint=tmp_path / "run")
+    assert more.n_evals > stopped.n_evals
+    assert_same(more, qbvi.fit(skewed, WIDE, **larger))
 
 
 def test_a_saved_fit_is_loaded_to_the_same_bits(stopped, tmp_path):
@@ -448,12 +465,12 @@ def test_plots(constrained):
 
 
 def test_a_free_posterior_is_a_start_for_the_next_fit(stopped):
-    fit = qbvi.fit(banana, WIDE, seed=5, init=stopped, max_evals=60)
+    fit = qbvi.fit(skewed, WIDE, seed=5, init=stopped, max_evals=60)
     assert np.isfinite(fit.elbo)
 
 
 def test_its_evaluations_are_taken_by_the_next_fit(stopped):
-    fit = qbvi.fit(banana, WIDE, seed=5, evaluations=stopped, max_evals=60)
+    fit = qbvi.fit(skewed, WIDE, seed=5, evaluations=stopped, max_evals=60)
     assert fit.n_evals <= 60
     assert np.isfinite(fit.elbo)
     assert len(fit.evaluations) >= stopped.n_evals

@@ -217,21 +217,20 @@ class Free(Algorithm):
         """The posterior of the last round; None in the first part."""
         if state.current is None or not state.checks:
             return None
-        current, r = state.current, self._recent(state)
+        current, last, r = state.current, state.checks[-1], self._recent(state)
         log_z, se = _log_mean_exp(r)
+        log_z -= self._raised(state)
         missing, finite = self._missing(state), r[np.isfinite(r)]
-        log_z += state.checks[-1].log_z
-        last = state.checks[-1]
         evidence_se = math.sqrt(se**2 + min(last.change, 1.0) ** 2 + min(last.error, 1.0) ** 2)
         density: Any = current.density
         q = current.member
-        if current.gaussian < self.rules.rounds.gaussian:
+        if current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
             density, q, missing = family, state.q, missing + current.gaussian
         return Outcome(
             density=density,
             q=q,
             elbo=log_z - missing,
-            elbo_se=float(finite.std() / math.sqrt(max(finite.size, 1))),
+            elbo_se=float(finite.std() / math.sqrt(finite.size)) if finite.size else math.inf,
             evidence=log_z,
             evidence_se=evidence_se,
             missing=missing,
@@ -269,7 +268,8 @@ class Free(Algorithm):
         assert current is not None
         n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
         claimed = current.density.surface(current.member)(theta[:n]).low
-        r = np.where(np.isfinite(y[:n]), y[:n] - claimed, -np.inf)
+        # A failure says nothing about the density: only a likelihood of zero counts as one.
+        r = (y[:n] - claimed)[~np.isnan(y[:n])]
         check = Check(r, log_z, current.error, current.change)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         gap = self._gap(state)
@@ -289,7 +289,12 @@ class Free(Algorithm):
         return max(self._missing(state), doubt)
 
     def _recent(self, state: FreeState) -> Floats:
-        return np.concatenate([check.r for check in state.checks])
+        """Log joint minus log density at the draws of the last rounds, each by its own surrogate."""
+        return np.concatenate([check.r + check.log_z for check in state.checks])
+
+    def _raised(self, state: FreeState) -> float:
+        """Nats by which noise in the values raises the log of the mean of their exponentials."""
+        return (state.search.path.noise or 0.0) / 2
 
     def _missing(self, state: FreeState) -> float:
         """KL from the posterior to the truth, by the draws of the last rounds."""
@@ -297,9 +302,8 @@ class Free(Algorithm):
         finite = r[np.isfinite(r)]
         if not finite.size:
             return math.inf
-        known = (state.search.path.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
         log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
-        return max(log_mean - float(finite.mean()) - known, 0.0)
+        return max(log_mean - float(finite.mean()) - self._raised(state), 0.0)
 
     def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
         """Fit the surrogate to all points, and choose the next ones."""
@@ -314,7 +318,7 @@ class Free(Algorithm):
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
         member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
         density = FreeDensity.holding(member, rules.caution, rules.integration)
-        q = np.asarray(family.from_moments(mean, cov))
+        q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
         rng = np.random.default_rng(len(state.y))
         current = Current(
             density=density,
@@ -323,10 +327,20 @@ class Free(Algorithm):
             exploring=most_informative(surface, pool, n, rules.rounds.pool),
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
-            gaussian=_missed_by(np.asarray(family.log_prob(q, pool.u)), pool),
+            gaussian=gaussian,
             base=base.updated(pool.u, weights),
         )
         return state._replace(q=q, current=current)
+
+    def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
+        """A Gaussian near the posterior, and the nats that it misses.
+
+        It is the one of the search if that is as good as exact, which the sampled ``moments`` are
+        not; else it is the one with those moments.
+        """
+        found, sampled = (_missed_by(np.asarray(family.log_prob(q, pool.u)), pool) for q in (state.q, moments))
+        is_found = found < min(sampled, self.rules.rounds.gaussian)
+        return (state.q, found) if is_found else (moments, sampled)
 
     def _points(self, state: FreeState) -> Points:
         """The points of the surrogate: the best ones, each once."""
@@ -368,6 +382,8 @@ def _missed_by(log_prob: Floats, pool: Pool) -> float:
 
 def _log_mean_exp(r: Floats) -> tuple[float, float]:
     """Log of the mean of exp(r), and its standard error."""
+    if len(r) < 2 or not np.isfinite(np.max(r)):
+        return -math.inf, math.inf
     weights = np.exp(r - np.max(r))
     mean = float(weights.mean())
     return float(np.max(r)) + math.log(mean), float(weights.std(ddof=1)) / (mean * math.sqrt(len(r)))
