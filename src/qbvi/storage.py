@@ -41,6 +41,7 @@ _NUMBERS = (
     "missing",
     "missing_se",
 )  # an array, as JSON has no NaN or infinity
+_FIRST_NUMBERS = 4  # of them in files of older versions
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 _WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
 # Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
@@ -201,6 +202,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
     words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
     # Files of older versions have the first of these numbers only.
+    if arrays["numbers"].shape not in ((_FIRST_NUMBERS,), (len(_NUMBERS),)):
+        msg = f"`numbers` must be {len(_NUMBERS)} numbers, got shape {arrays['numbers'].shape}"
+        raise ValueError(msg)
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
     report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)

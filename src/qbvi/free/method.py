@@ -54,7 +54,9 @@ _WIDER = 1.5  # variance of the first proposal, relative to the base
 class Check(NamedTuple):
     """What one round showed."""
 
-    r: Floats  # (n,) log joint minus the surrogate at draws from it; minus infinity where forbidden
+    # (n,) log joint minus the surrogate at draws from it: minus infinity at zero likelihood, NaN where
+    # the function failed
+    r: Floats
     log_z: float  # log of the surrogate's integral
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats by which the posterior changed in this round
@@ -69,7 +71,7 @@ class Current(NamedTuple):
     exploring: Floats  # (m, d) chosen where it may miss mass
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
-    gaussian: float  # nats that the Gaussian with the same moments misses of it
+    gaussian: float  # nats between it and the nearest Gaussian
     base: Base  # of the next surrogate
 
 
@@ -236,6 +238,7 @@ class Free(Algorithm):
             missing=missing,
             missing_se=float(se),
             n_draws=len(r),
+            failed=1 - len(r) / sum(len(check.r) for check in state.checks),
         )
 
     @property
@@ -268,8 +271,7 @@ class Free(Algorithm):
         assert current is not None
         n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
         claimed = current.density.surface(current.member)(theta[:n]).low
-        # A failure says nothing about the density: only a likelihood of zero counts as one.
-        r = (y[:n] - claimed)[~np.isnan(y[:n])]
+        r = y[:n] - claimed
         check = Check(r, log_z, current.error, current.change)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         gap = self._gap(state)
@@ -289,21 +291,30 @@ class Free(Algorithm):
         return max(self._missing(state), doubt)
 
     def _recent(self, state: FreeState) -> Floats:
-        """Log joint minus log density at the draws of the last rounds, each by its own surrogate."""
-        return np.concatenate([check.r + check.log_z for check in state.checks])
+        """Log joint minus log density at the draws of the last rounds, each by its own surrogate.
+
+        A failure of the function says nothing about the density, and is left out.
+        """
+        r = np.concatenate([check.r + check.log_z for check in state.checks])
+        return np.asarray(r[~np.isnan(r)])
 
     def _raised(self, state: FreeState) -> float:
         """Nats by which noise in the values raises the log of the mean of their exponentials."""
         return (state.search.path.noise or 0.0) / 2
 
     def _missing(self, state: FreeState) -> float:
-        """KL from the posterior to the truth, by the draws of the last rounds."""
+        """KL from the posterior to the truth, by the draws of the last rounds.
+
+        Draws of zero likelihood make it infinite. Instead they count by the share of the mass that
+        is lost there, which is the divergence the other way round.
+        """
         r = self._recent(state)
         finite = r[np.isfinite(r)]
         if not finite.size:
             return math.inf
         log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
-        return max(log_mean - float(finite.mean()) - self._raised(state), 0.0)
+        lost = math.log(r.size / finite.size)
+        return max(log_mean - float(finite.mean()) - self._raised(state), 0.0) + lost
 
     def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
         """Fit the surrogate to all points, and choose the next ones."""
@@ -333,12 +344,12 @@ class Free(Algorithm):
         return state._replace(q=q, current=current)
 
     def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
-        """A Gaussian near the posterior, and the nats that it misses.
+        """A Gaussian near the posterior, and the nats between them.
 
         It is the one of the search if that is as good as exact, which the sampled ``moments`` are
         not; else it is the one with those moments.
         """
-        found, sampled = (_missed_by(np.asarray(family.log_prob(q, pool.u)), pool) for q in (state.q, moments))
+        found, sampled = (pool.divergence(np.asarray(family.log_prob(q, pool.u))) for q in (state.q, moments))
         is_found = found < min(sampled, self.rules.rounds.gaussian)
         return (state.q, found) if is_found else (moments, sampled)
 
@@ -369,15 +380,6 @@ def _first_proposal(base: Base, n: int) -> Proposal:
     z = rng.standard_normal((n, base.means.shape[1]))
     centres = base.means[which] + np.einsum("nij,nj->ni", factors[which], z)
     return Proposal.around(centres, base.mean, _WIDER * base.cov, float(n))
-
-
-def _missed_by(log_prob: Floats, pool: Pool) -> float:
-    """KL from a normalised density, given at the draws of a pool (n,), to the pool's."""
-    log_weights = log_prob - pool.log_proposal
-    weights = np.exp(log_weights - log_weights.max())
-    with np.errstate(invalid="ignore"):
-        terms = np.where(weights > 0, weights * (log_prob - (pool.low - pool.log_z)), 0.0)
-    return float(np.sum(terms) / np.sum(weights))
 
 
 def _log_mean_exp(r: Floats) -> tuple[float, float]:
