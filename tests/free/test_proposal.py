@@ -1,5 +1,7 @@
 """The proposal for importance sampling: its density integrates to one, and its draws follow it."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
@@ -39,7 +41,7 @@ def test_draws_have_the_density(rng):
     proposal = make(1, rng)
     u = proposal.draw(rng, 20_000, RULES)
     edges = np.linspace(-3, 5, 9)
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         mass, _ = quad(lambda x: np.exp(proposal.log_prob(np.array([[x]]), RULES)[0]), low, high)
         # Five standard errors of a share among 20,000 draws.
         error = 5 * np.sqrt(mass * (1 - mass) / 20_000) + 1e-9
