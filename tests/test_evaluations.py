@@ -118,13 +118,13 @@ def test_columns_cannot_be_overwritten(first):
 
 
 def test_the_same_table_by_ask_and_by_an_executor(first):
-    ask = qbvi.Ask(PRIOR, seed=1)
+    ask = qbvi.Ask(PRIOR, family="full", seed=1)
     while not ask.done:
         points = ask.ask()
         ask.tell(points[::-1], [skewed(point) for point in points[::-1]])
     same(ask.fit().evaluations, first.evaluations)
     with ThreadPoolExecutor(3) as pool:
-        same(qbvi.fit(skewed, PRIOR, seed=1, executor=pool).evaluations, first.evaluations)
+        same(qbvi.fit(skewed, PRIOR, family="full", seed=1, executor=pool).evaluations, first.evaluations)
 
 
 def test_a_search_of_the_prior_has_its_stage():
