@@ -65,7 +65,7 @@ def same(a, b):
 
 @pytest.fixture(scope="module")
 def first():
-    return qbvi.fit(skewed, PRIOR, seed=1)
+    return qbvi.fit(skewed, PRIOR, seed=1, family="full")
 
 
 def random_walk(log_density, start, n, seed=0):
@@ -85,14 +85,15 @@ def random_walk(log_density, start, n, seed=0):
 # --- what a fit keeps
 
 
-def test_every_call_is_in_the_table_in_order():
+@pytest.mark.parametrize(("family", "stages"), [("full", {"step", "fresh"}), ("auto", {"step", "search"})])
+def test_every_call_is_in_the_table_in_order(family, stages):
     function = Counted(skewed)
-    fit = qbvi.fit(function, PRIOR, seed=1)
+    fit = qbvi.fit(function, PRIOR, seed=1, family=family)
     table = fit.evaluations
     assert len(table) == fit.n_evals == len(function.points)
     assert_array_equal(table.points, function.points)
     assert_array_equal(table.log_likelihood, [skewed(point) for point in function.points])
-    assert set(table.stage) == {"step", "fresh"}
+    assert set(table.stage) == stages
     assert np.all(np.diff(table.batch) >= 0)
     assert table.ok.all()
 
@@ -117,13 +118,13 @@ def test_columns_cannot_be_overwritten(first):
 
 
 def test_the_same_table_by_ask_and_by_an_executor(first):
-    ask = qbvi.Ask(PRIOR, seed=1)
+    ask = qbvi.Ask(PRIOR, family="full", seed=1)
     while not ask.done:
         points = ask.ask()
         ask.tell(points[::-1], [skewed(point) for point in points[::-1]])
     same(ask.fit().evaluations, first.evaluations)
     with ThreadPoolExecutor(3) as pool:
-        same(qbvi.fit(skewed, PRIOR, seed=1, executor=pool).evaluations, first.evaluations)
+        same(qbvi.fit(skewed, PRIOR, family="full", seed=1, executor=pool).evaluations, first.evaluations)
 
 
 def test_a_search_of_the_prior_has_its_stage():
@@ -356,7 +357,7 @@ def assert_exact(fit, tol=0.03):
 
 
 def test_the_second_fit_is_cheap_and_right(first):
-    second = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first)
+    second = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first, family="full")
     # Two points again, one batch of eight, and the hundred fresh draws.
     assert second.n_evals <= 2 + 2 * 8 + 100 < first.n_evals
     assert second.converged
@@ -365,7 +366,7 @@ def test_the_second_fit_is_cheap_and_right(first):
     assert np.sum(second.evaluations.stage == "given") == first.n_evals
     assert np.sum(second.evaluations.stage == "check") == 2
     assert f"{first.n_evals:,} earlier evaluations" in " ".join(second.notes)
-    third = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first)
+    third = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first, family="full")
     same(third.evaluations, second.evaluations)
     assert_array_equal(third.q, second.q)
 
@@ -455,8 +456,8 @@ def test_few_points_give_the_location_only():
 
 def test_log_likelihoods_serve_under_another_prior():
     """The values do not depend on the prior, so the second posterior is exact too."""
-    earlier = qbvi.fit(linear, qbvi.Normal(0.5, 3, shape=D), seed=1)
-    fit = qbvi.fit(linear, PRIOR, seed=2, evaluations=earlier)
+    earlier = qbvi.fit(linear, qbvi.Normal(0.5, 3, shape=D), seed=1, family="full")
+    fit = qbvi.fit(linear, PRIOR, seed=2, evaluations=earlier, family="full")
     assert_exact(fit)
     assert fit.n_evals <= 2 + 3 * 8 + 100
 

@@ -68,6 +68,7 @@ def make_fit(prior=None, kind="full", **changes):
     )
     words = {"stop_reason": "it settled — at last", "method": "auto", "notes": ("One.", "Two."), "seed": 2**100 + 1}
     numbers = {"elbo": -1 / 3, "elbo_se": 0.1, "khat": -np.inf, "converged": True, "n_evals": 77, "n_iterations": 7}
+    numbers |= {"evidence": -0.25, "evidence_se": np.inf, "missing": 1 / 12, "missing_se": 0.01}
     report = Report(
         **{**words, **numbers, "failures": failures, "trace": trace, "seconds": 0.3, "khat_draws": 500, **changes}
     )

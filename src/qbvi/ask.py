@@ -30,7 +30,7 @@ from qbvi.checkpoint import (
 )
 from qbvi.conversation import Conversation, Iterate, Request
 from qbvi.earlier import Earlier
-from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
+from qbvi.evaluate import BlackBox, Evaluated, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
 from qbvi.methods import Task, choose_budget, choose_method
@@ -293,12 +293,17 @@ class Ask:
 
         self._run.on_turn = remember
         self._conversation: Conversation = self._run.requests(init, Progress(shown=False))
-        self._wait_for(next(self._conversation))
+        # A saved fit that was finished makes no request.
+        none = self._run.model.constrain(np.empty((0, self._run.model.dim)))
+        self._request: Request | None = None
+        self._received: dict[int, Outcome] = {}
+        self._first_id = self._run.black_box.n_evals
+        self._last = Request(self._run.number, none)
+        self._continue(None)
         self._advance()
 
     def _wait_for(self, request: Request) -> None:
-        self._request: Request | None = request
-        self._last = request
+        self._request, self._last = request, request
         self._first_id = self._run.black_box.n_evals
         self._tries: Counter[int] = Counter()
         self._received = (
@@ -314,14 +319,17 @@ class Ask:
     def _advance(self) -> None:
         """Take every step whose values are complete."""
         while self._request is not None and len(self._received) == self._request.size:
-            evaluations = self._run.black_box(self._request.points, known=self._received)
-            try:
-                self._wait_for(self._conversation.send(evaluations))
-            except StopIteration as end:
-                self._request, self._fit = None, end.value
-            except (EvaluationError, DomainError) as error:
-                self._request, self._fit = None, error.fit
-                raise
+            self._continue(self._run.black_box(self._request.points, known=self._received))
+
+    def _continue(self, evaluations: Evaluated | None) -> None:
+        """Let the run go on to its next request, or to its end; None for the first request."""
+        try:
+            self._wait_for(next(self._conversation) if evaluations is None else self._conversation.send(evaluations))
+        except StopIteration as end:
+            self._request, self._fit = None, end.value
+        except (EvaluationError, DomainError) as error:
+            self._request, self._fit = None, error.fit
+            raise
 
     def _row(self, number: Any) -> int | None:
         """Row of a point in the current request; None for a point of an earlier step."""

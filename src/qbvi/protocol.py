@@ -46,6 +46,7 @@ class Outcome(NamedTuple):
     missing: float  # nats from q to the posterior
     missing_se: float
     n_draws: int  # draws behind these figures
+    failed: float = 0.0  # share of these draws at which the function failed
 
 
 class Part(NamedTuple):

@@ -546,6 +546,8 @@ class Run:
 
     def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
         """The fit of a method that has checked its posterior itself."""
+        self._remark_failures(outcome.failed, "draws that checked the result")
+        stop = self.verdict.on_failures(stop, outcome.failed, "draws that checked the result")
         report = replace(
             self._report(self._on_wrapping(stop, self._state.q)),
             elbo=outcome.elbo,

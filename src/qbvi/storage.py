@@ -52,6 +52,7 @@ _SIZES = (
     "n_components",
     "n_centres",
 )  # of families; none is more than the numbers of a member
+_FIRST_NUMBERS = 4  # of them in files of older versions
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
 # Fields of a report in the header, each with the types that a file may hold for it.
 _WORDS: dict[str, tuple[type, ...]] = {
@@ -222,6 +223,9 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
     words = _checked_words(header["report"])
     # Files of older versions have the first of these numbers only.
+    if arrays["numbers"].shape not in ((_FIRST_NUMBERS,), (len(_NUMBERS),)):
+        msg = f"`numbers` must be {len(_NUMBERS)} numbers, got shape {arrays['numbers'].shape}"
+        raise ValueError(msg)
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
     report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)

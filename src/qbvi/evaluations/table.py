@@ -65,10 +65,10 @@ class Evaluations:
     >>> import qbvi
     >>> y = np.array([1.2, 0.7, 1.9])
     >>> f = lambda m: -0.5 * np.sum((y - m) ** 2)
-    >>> first = qbvi.fit(f, qbvi.Normal(0, 1), seed=1)
+    >>> first = qbvi.fit(f, qbvi.Normal(0, 1), family="full", seed=1)
     >>> len(first.evaluations) == first.n_evals
     True
-    >>> again = qbvi.fit(f, qbvi.Normal(0, 1), evaluations=first, seed=2)
+    >>> again = qbvi.fit(f, qbvi.Normal(0, 1), family="full", evaluations=first, seed=2)
     >>> again.n_evals < first.n_evals and bool(abs(again.mean - first.mean) < 0.01)
     True
 

@@ -54,16 +54,13 @@ _WIDER = 1.5  # variance of the first proposal, relative to the base
 class Check(NamedTuple):
     """What one round showed."""
 
-    r: Floats  # (n,) log joint minus the surrogate at draws from it; minus infinity where forbidden
+    # (n,) log joint minus the surrogate at draws from it: minus infinity at zero likelihood, NaN
+    # where the function failed
+    r: Floats
     log_z: float  # log of the surrogate's integral
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats by which the posterior changed in this round
     hope: float  # nats of mass that may be where there are few points
-
-    @property
-    def missing(self) -> float:
-        """KL from the posterior to the truth, by the draws of this round."""
-        return _divergence(self.r)
 
 
 class Current(NamedTuple):
@@ -76,15 +73,10 @@ class Current(NamedTuple):
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
     hope: float  # nats of mass that may be where there are few points
-    gaussian: float  # nats that the Gaussian with the same moments misses of it
+    gaussian: float  # nats between it and the nearest Gaussian ...
+    nearest: Floats  # ... which is this member of the family
     base: Base  # of the next surrogate
     n_searched: int  # points when the kernel was last searched for
-
-    @property
-    def moments(self) -> tuple[Floats, Floats]:
-        """Mean (d,) and covariance (d, d)."""
-        member = self.density.unpack(self.member)
-        return member.mean, member.cov
 
 
 class Confirmed(NamedTuple):
@@ -129,7 +121,7 @@ class Free(Algorithm):
 
     >>> import qbvi
     >>> banana = lambda x: -((x[0] ** 2 - x[1]) ** 2) - (x[0] - 1) ** 2 / 100
-    >>> fit = qbvi.fit(banana, qbvi.Normal(0, 3, shape=2), seed=1)
+    >>> fit = qbvi.fit(banana, qbvi.Normal(0, 3, shape=2), seed=2)
     >>> fit.converged, bool(abs(fit.evidence + 2.26) < 0.1)
     (True, True)
     """
@@ -255,29 +247,31 @@ class Free(Algorithm):
             return None
         current, check = state.best.current, state.best.check
         is_settled = self._gap(state) < self.tol
-        r = self._recent(state) if is_settled else check.r
-        correction, se = _log_mean_exp(r)
-        missing = self._missing(state) if is_settled else check.missing
-        evidence, finite = check.log_z + correction, r[np.isfinite(r)]
+        checks = state.checks if is_settled else (check,)
+        h = _log_ratios(checks)
+        evidence, se = _log_mean_exp(h)
+        evidence -= self._raised(state)
+        missing, finite = self._missing(state, checks), h[np.isfinite(h)]
         modes = state.search.modes
-        if modes and not is_settled and evidence - missing < max(mode.bound for mode in modes):
+        if modes and not is_settled and not evidence - missing >= max(mode.bound for mode in modes):
             return self._found_first(family, max(modes, key=lambda mode: mode.bound))
         open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.caution.hoped
         density: Any = current.density
         q = current.member
-        if current.gaussian < self.rules.rounds.gaussian:
-            density, missing = family, missing + max(current.gaussian, 0.0)
-            q = np.asarray(family.from_moments(*current.moments))
+        if current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
+            density, q, missing = family, current.nearest, missing + current.gaussian
+        error = math.sqrt(se**2 + sum(nats**2 for nats in open_nats))
         return Outcome(
             density=density,
             q=q,
             elbo=evidence - missing,
-            elbo_se=float(finite.std() / math.sqrt(max(finite.size, 1))),
+            elbo_se=float(finite.std() / math.sqrt(finite.size)) if finite.size else math.inf,
             evidence=evidence,
-            evidence_se=math.sqrt(se**2 + sum(nats**2 for nats in open_nats)),
+            evidence_se=error,
             missing=missing,
-            missing_se=math.sqrt(se**2 + sum(nats**2 for nats in open_nats)),
-            n_draws=len(r),
+            missing_se=error,
+            n_draws=len(h),
+            failed=1 - len(h) / sum(len(check.r) for check in checks),
         )
 
     def _found_first(self, family: Any, mode: Mode) -> Outcome:
@@ -321,18 +315,19 @@ class Free(Algorithm):
         assert current is not None
         n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
         claimed = current.density.surface(current.member)(theta[:n]).low
-        r = np.where(np.isfinite(y[:n]), y[:n] - claimed, -np.inf)
-        check = Check(r, log_z, current.error, current.change, current.hope)
+        check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
-        gap, doubt = self._gap(state), max(check.missing, self._doubt(check))
+        missing = self._missing(state, (check,))
+        gap, doubt = self._gap(state), max(missing, self._doubt(check))
         if state.best is None or doubt <= state.best.doubt or gap < self.tol:
             state = state._replace(best=Confirmed(current, check, doubt))
-        finite = r[np.isfinite(r)]
-        bound = float(finite.mean()) + log_z if finite.size else math.nan
-        info = Info(np.float64(bound), finite + log_z, np.float64(gap), math.nan, 1.0, True, False)
+        h = _log_ratios((check,))
+        finite = h[np.isfinite(h)]
+        bound = float(finite.mean()) if finite.size else math.nan
+        info = Info(np.float64(bound), finite, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
-        is_lost = check.missing > self.rules.rounds.lost
+        is_lost = missing > self.rules.rounds.lost
         base = self._search.base(state.search) if is_lost and state.search.modes else current.base
         return self._renewed(family, state, base), info
 
@@ -341,19 +336,29 @@ class Free(Algorithm):
         last = state.checks[-self.rules.rounds.agreed :]
         if len(last) < self.rules.rounds.agreed:
             return math.inf
-        return max(self._missing(state), *(self._doubt(check) for check in last))
+        return max(self._missing(state, state.checks), *(self._doubt(check) for check in last))
 
     def _doubt(self, check: Check) -> float:
         """Nats that one round leaves open."""
         return max(check.error, check.change, check.hope / self.rules.rounds.hope)
 
-    def _recent(self, state: FreeState) -> Floats:
-        return np.concatenate([check.r for check in state.checks])
+    def _raised(self, state: FreeState) -> float:
+        """Nats by which noise in the values raises the log of the mean of their exponentials."""
+        return (state.search.path.noise or 0.0) / 2
 
-    def _missing(self, state: FreeState) -> float:
-        """KL from the posterior to the truth, by the draws of the last rounds."""
-        known = (state.search.path.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
-        return max(_divergence(self._recent(state)) - known, 0.0)
+    def _missing(self, state: FreeState, checks: tuple[Check, ...]) -> float:
+        """KL from the posterior to the truth, by the draws of some rounds.
+
+        Draws of zero likelihood make it infinite. Instead they count by the share of the mass that
+        is lost there, which is the divergence the other way round.
+        """
+        h = _log_ratios(checks)
+        finite = h[np.isfinite(h)]
+        if not finite.size:
+            return math.inf
+        log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
+        lost = math.log(h.size / finite.size)
+        return max(log_mean - float(finite.mean()) - self._raised(state), 0.0) + lost
 
     def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
         """Fit the surrogate to all points, and choose the next ones."""
@@ -367,7 +372,7 @@ class Free(Algorithm):
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
         member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
         density = FreeDensity.holding(member, rules.caution, rules.integration)
-        q = np.asarray(family.from_moments(mean, cov))
+        q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
         rng = np.random.default_rng(len(state.y))
         current = Current(
             density=density,
@@ -377,7 +382,8 @@ class Free(Algorithm):
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
             hope=pool.hope,
-            gaussian=_missed_by(np.asarray(family.log_prob(q, pool.u)), pool),
+            gaussian=gaussian,
+            nearest=q,
             base=base.updated(pool.u, weights),
             n_searched=n_searched,
         )
@@ -393,6 +399,16 @@ class Free(Algorithm):
         if n < rules.search.again * before.n_searched:
             return Surface(points, base, shape, rules.caution), before.n_searched
         return Surface.searched(points, base, shape, rules.caution, rules.search), n
+
+    def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
+        """A Gaussian near the posterior, and the nats between them.
+
+        It is the one of the search if that is as good as exact, which the sampled ``moments`` are
+        not; else it is the one with those moments.
+        """
+        found, sampled = (pool.divergence(np.asarray(family.log_prob(q, pool.u))) for q in (state.q, moments))
+        is_found = found < min(sampled, self.rules.rounds.gaussian)
+        return (state.q, found) if is_found else (moments, sampled)
 
     def _points(self, state: FreeState) -> Points:
         """The points of the surrogate: the best ones, each once."""
@@ -423,28 +439,19 @@ def _first_proposal(base: Base, n: int) -> Proposal:
     return Proposal.around(centres, base.mean, _WIDER * base.cov, float(n))
 
 
-def _missed_by(log_prob: Floats, pool: Pool) -> float:
-    """KL from a normalised density, given at the draws of a pool (n,), to the pool's."""
-    log_weights = log_prob - pool.log_proposal
-    weights = np.exp(log_weights - log_weights.max())
-    with np.errstate(invalid="ignore"):
-        terms = np.where(weights > 0, weights * (log_prob - (pool.low - pool.log_z)), 0.0)
-    return float(np.sum(terms) / np.sum(weights))
+def _log_ratios(checks: tuple[Check, ...]) -> Floats:
+    """Log joint minus log density at the draws of some rounds, each by its own surrogate.
 
-
-def _divergence(r: Floats) -> float:
-    """KL from a density to the truth, by log ratios r (n,) at its draws.
-
-    Infinite if none is finite.
+    A failure of the function says nothing about the density, and is left out.
     """
-    finite = r[np.isfinite(r)]
-    if not finite.size:
-        return math.inf
-    return float(np.logaddexp.reduce(finite)) - math.log(finite.size) - float(finite.mean())
+    h = np.concatenate([check.r + check.log_z for check in checks])
+    return np.asarray(h[~np.isnan(h)])
 
 
 def _log_mean_exp(r: Floats) -> tuple[float, float]:
     """Log of the mean of exp(r), and its standard error."""
+    if len(r) < 2 or not np.isfinite(np.max(r)):
+        return -math.inf, math.inf
     weights = np.exp(r - np.max(r))
     mean = float(weights.mean())
     return float(np.max(r)) + math.log(mean), float(weights.std(ddof=1)) / (mean * math.sqrt(len(r)))

@@ -116,10 +116,11 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int) -> Floats:
     u, weights = pool.u[some], pool.hopeful[some]
     C = surface.process.covariance(surface.whitened(u), surface.predicted(u))
     noise = 1e-4 + 1e-6 * surface.process.variance
-    chosen = []
+    chosen: list[int] = []
     for _ in range(n):
         variance = np.maximum(np.diagonal(C), 0.0) + noise
         gain = (weights @ (C * C)) / variance
+        gain[chosen] = -1.0  # a second call at the same point is wasted on a function without noise
         j = int(np.argmax(gain))
         chosen.append(j)
         C = C - np.outer(C[:, j], C[j]) / variance[j]

@@ -130,7 +130,7 @@ class SurveyRule:
     worth: float = 10.0  # nats below the best bound within which another mode matters
 
     def size(self, d: int) -> int:
-        """Points spread over the prior: an even number, as they come in mirror pairs."""
+        """Points spread over the prior: an even number, half from each of two Sobol sequences."""
         return self.fewest + d + d % 2
 
 

@@ -107,9 +107,7 @@ class Search:
             )
             state = state._replace(modes=(*state.modes, mode) if is_new else state.modes)
             if is_first:
-                # A path that was not concave has already looked at the whole prior.
-                is_seen = self.prior is None or state.path.look is not None
-                survey = None if is_seen else Survey.begin(len(mode.mean))
+                survey = None if self.prior is None else Survey.begin(len(mode.mean))
                 return state._replace(survey=survey, n_first=state.n_path, is_over=survey is None)
             return self._next(family, state if is_new else state._replace(starts=state.starts[:0]))
         is_long = state.n_path > rule.survey.patience * state.n_first

@@ -54,7 +54,7 @@ class Squash(NamedTuple):
     >>> import numpy as np
     >>> squash = Squash(top=0.0, depth=10.0)
     >>> squash(np.array([-5.0, -1e6])).round(1)
-    array([  -5., -125.])
+    array([  -5. , -125.1])
     >>> squash.inverse(squash(np.array([-5.0, -1e6]))).round(1)
     array([-5.e+00, -1.e+06])
     """

@@ -1,0 +1,126 @@
+"""Integrals over a surrogate of a known Gaussian, and the choice of further points."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from qbvi.free.base import Base
+from qbvi.free.pool import Pool, integrated, most_informative, resampled
+from qbvi.free.proposal import Proposal
+from qbvi.free.rules import Caution, Integration, ShapeSearch
+from qbvi.free.surface import Points, Surface
+
+RULES = Integration()
+MEAN = np.array([0.5, -1.0])
+COV = np.array([[1.0, 0.6], [0.6, 2.0]])
+LEVEL = -30.0
+
+
+def log_gaussian(u):
+    """The log density, times exp(LEVEL): its integral is exp(LEVEL)."""
+    apart = u - MEAN
+    exponent = -0.5 * np.sum(apart * np.linalg.solve(COV, apart.T).T, axis=1)
+    return LEVEL + exponent - math.log(2 * math.pi) - 0.5 * math.log(np.linalg.det(COV))
+
+
+def surface_of(function, theta, mean=MEAN, cov=COV):
+    points = Points(theta, function(theta), np.zeros(len(theta)), np.empty((0, theta.shape[1])))
+    return Surface.searched(points, Base.one(mean, cov), None, Caution(), ShapeSearch())
+
+
+@pytest.fixture(scope="module")
+def surface():
+    rng = np.random.default_rng(3)
+    return surface_of(log_gaussian, rng.multivariate_normal(MEAN, 2 * COV, size=60))
+
+
+@pytest.fixture(scope="module")
+def pool(surface):
+    centres = np.random.default_rng(4).multivariate_normal(MEAN, COV, size=300)
+    return integrated(surface, Proposal.around(centres, MEAN, COV, 300.0), RULES)
+
+
+def test_the_integral_and_the_moments_are_those_of_the_gaussian(pool):
+    # A weighted sample of about 1,500 effective draws: five standard errors are 0.13.
+    assert pool.n_effective > 1000
+    assert_allclose(pool.log_z, LEVEL, atol=0.05)
+    mean = pool.weights @ pool.u
+    assert np.all(np.abs(mean - MEAN) < 0.13 * np.sqrt(np.diagonal(COV)))
+    assert_allclose(np.cov(pool.u.T, aweights=pool.weights), COV, atol=0.3)
+
+
+def test_the_weights_have_sum_one(pool):
+    assert_allclose([pool.weights.sum(), pool.hopeful.sum()], 1)
+
+
+def test_a_bad_start_is_adapted(surface):
+    centres = 20 + 0.01 * np.random.default_rng(1).normal(size=(300, 2))
+    far = integrated(surface, Proposal.around(centres, centres.mean(axis=0), 1e-4 * np.eye(2), 300.0), RULES)
+    assert_allclose(far.log_z, LEVEL, atol=0.1)
+
+
+def test_the_same_surface_gives_the_same_pool(surface, pool):
+    again = integrated(surface, pool.proposal, RULES)
+    for part, other in zip(again[1:], integrated(surface, pool.proposal, RULES)[1:], strict=True):
+        np.testing.assert_array_equal(part, other)
+
+
+def test_the_divergence_between_two_gaussians_is_the_closed_form(pool):
+    wider = 1.5
+    other = -0.5 / wider * np.sum((pool.u - MEAN) * np.linalg.solve(COV, (pool.u - MEAN).T).T, axis=1)
+    closed = [wider**-s + s * math.log(wider) - 1 for s in (1, -1)]  # d = 2: half the trace is one
+    assert_allclose(pool.divergence(other), max(closed), rtol=0.15)
+    assert abs(pool.divergence(log_gaussian(pool.u) + 77)) < 0.01  # its constant does not matter
+
+
+def test_a_density_that_is_zero_somewhere_has_a_finite_divergence(pool):
+    cut = np.where(pool.u[:, 0] > MEAN[0], log_gaussian(pool.u), -np.inf)
+    assert 0.3 < pool.divergence(cut) < 3.0
+    blocked = pool._replace(low=np.where(pool.u[:, 0] > MEAN[0], pool.low, -np.inf))
+    assert 0.3 < blocked.divergence(log_gaussian(pool.u)) < 3.0
+    assert abs(blocked.divergence(cut)) < 0.05
+
+
+def test_nothing_found_gives_equal_weights(pool):
+    empty = pool._replace(low=np.full(len(pool.u), -np.inf))
+    assert_allclose(empty.weights, 1 / len(pool.u))
+
+
+def test_resampled_draws_are_draws_of_the_gaussian(surface, pool, rng):
+    u = resampled(surface, pool.proposal, rng, 2000, RULES)
+    z = np.linalg.solve(np.linalg.cholesky(COV), (u - MEAN).T)
+    # Five standard errors of a mean and a variance of 2,000 draws.
+    assert_allclose(z.mean(axis=1), 0, atol=0.11)
+    assert_allclose(np.cov(z), np.eye(2), atol=0.16)
+    half = len(u) // 2
+    assert abs(np.corrcoef(u[:half, 0], u[half:, 0])[0, 1]) < 0.16  # the order is random
+
+
+def test_the_most_informative_points_are_where_mass_may_be_unseen():
+    theta = np.random.default_rng(2).uniform(-3, 0, size=(25, 1))  # the right half was never seen
+    surface = surface_of(lambda u: -0.5 * u[:, 0] ** 2, theta, np.zeros(1), np.eye(1))
+    u = np.linspace(-4, 4, 400)[:, None]
+    pool = Pool(None, u, np.zeros(400), *surface(u))
+    chosen = most_informative(surface, pool, 4, 400)
+    assert chosen.shape == (4, 1)
+    assert np.mean(chosen > 0) >= 0.75
+    assert chosen.max() < 3.9  # and not where nothing can be
+
+
+def test_the_most_informative_points_differ(surface, pool):
+    chosen = most_informative(surface, pool, 8, 600)
+    apart = np.linalg.norm(chosen[:, None] - chosen, axis=2)[np.triu_indices(8, 1)]
+    assert apart.min() > 0
+
+
+def test_each_point_takes_account_of_those_chosen_before(surface, pool):
+    few, more = (most_informative(surface, pool, n, 600) for n in (2, 5))
+    np.testing.assert_array_equal(few, more[:2])
+    # In the end the variance is that of a regression with these points added, by the formula for all at once.
+    u = np.vstack([more, pool.u[:50]])
+    C = surface.process.covariance(surface.whitened(u), surface.predicted(u))
+    noise = (1e-4 + 1e-6 * surface.process.variance) * np.eye(5)
+    left = C[5:, 5:] - C[5:, :5] @ np.linalg.solve(C[:5, :5] + noise, C[:5, 5:])
+    assert np.diagonal(left).mean() < 0.8 * np.diagonal(C[5:, 5:]).mean()

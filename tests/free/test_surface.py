@@ -1,0 +1,140 @@
+"""The surrogate of a log joint: what it says at its points, between them, far away, and where none is allowed."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+
+from qbvi.free.base import Base
+from qbvi.free.rules import Caution, ShapeSearch
+from qbvi.free.surface import Points, Squash, Surface
+
+
+def no_points(d):
+    return np.empty((0, d))
+
+
+def banana(u):
+    return -((u[:, 0] ** 2 - u[:, 1]) ** 2) - 0.1 * (u[:, 0] - 1) ** 2
+
+
+def make(rng, n=40, forbidden=None, noise=0.0):
+    theta = rng.normal(size=(n, 2)) * [1.2, 1.5] + [0.3, 1.0]
+    forbidden = no_points(2) if forbidden is None else forbidden
+    points = Points(theta, banana(theta) - 100, np.full(n, noise), forbidden)
+    base = Base.one(np.array([0.3, 1.0]), np.diag([1.4, 2.2]))
+    return Surface.searched(points, base, None, Caution(), ShapeSearch())
+
+
+# --- the squash
+
+
+def test_the_squash_changes_nothing_above_its_depth():
+    y = np.linspace(-10, 0, 11)
+    assert_array_equal(Squash(0.0, 10.0)(y), y)
+    assert_array_equal(Squash(0.0, 10.0).inverse(y), y)
+
+
+def test_the_squash_is_undone_by_its_inverse():
+    squash = Squash(-3.0, 12.0)
+    y = -3 - np.geomspace(1e-3, 1e12, 200)
+    assert_allclose(squash.inverse(squash(y)), y, rtol=1e-10)
+    assert np.all(np.diff(squash(y)) < 0)
+
+
+def test_the_squash_is_smooth_at_its_depth():
+    squash = Squash(0.0, 10.0)
+    y = np.array([-10.0 - 1e-5, -10.0, -10.0 + 1e-5])
+    assert_allclose(np.diff(squash(y)), 1e-5, rtol=1e-5)
+
+
+def test_the_inverse_of_the_squash_never_overflows():
+    assert np.isfinite(Squash(0.0, 10.0).inverse(np.array([-1e300]))).all()
+
+
+# --- the surrogate
+
+
+def test_noiseless_values_are_interpolated(rng):
+    surface = make(rng)
+    high = surface.points.y > surface.points.y.max() - 5  # lower values may be missed a little
+    seen = surface(surface.points.theta)
+    assert_allclose(seen.low[high], surface.points.y[high], atol=0.05)
+    assert_allclose(seen.high[high], surface.points.y[high], atol=0.1)
+
+
+def test_between_its_points_it_follows_the_function(rng):
+    surface = make(rng, n=80)
+    u = rng.normal(size=(200, 2)) * 0.5 + [0.3, 0.8]
+    assert np.sqrt(np.mean((surface(u).low - banana(u) + 100) ** 2)) < 0.1
+
+
+def test_what_is_claimed_is_below_what_is_possible(rng):
+    surface = make(rng)
+    seen = surface(rng.normal(size=(300, 2)) * 4)
+    assert np.all(seen.low <= seen.high)
+    assert np.all(seen.variance > 0)
+
+
+def test_far_away_it_has_the_tail_of_its_base(rng):
+    surface, caution = make(rng), Caution()
+    u = np.array([[600.0, 500.0], [-700.0, 800.0], [-500.0, -500.0]])
+    # The kernel is zero there: on the scale of the squash, a constant is all that is added to the base.
+    squash, base = surface._squash, surface.base.log_prob(u, caution.base)
+    apart = squash(surface(u).low) - squash(base + surface._offset)
+    assert_allclose(apart, apart[0], rtol=1e-9)
+    assert surface(u).low.max() < -1e4
+
+
+def test_large_inputs_in_blocks_are_the_same_as_one_by_one(rng, monkeypatch):
+    surface = make(rng)
+    u = rng.normal(size=(50, 2))
+    whole = surface(u)
+    monkeypatch.setattr("qbvi.free.surface._BLOCK", 7 * len(surface.points.y))
+    for part, other in zip(surface(u), whole, strict=True):
+        assert_allclose(part, other, rtol=1e-7, atol=1e-10)  # sums in another order
+
+
+def test_noisy_values_are_smoothed(rng):
+    theta = rng.normal(size=(200, 1)) * 1.2
+    clean = -0.5 * theta[:, 0] ** 2
+    y = clean + 0.5 * rng.normal(size=200)
+    base = Base.one(np.zeros(1), np.eye(1))
+    surface = Surface.searched(Points(theta, y, np.full(200, 0.25), no_points(1)), base, None, Caution(), ShapeSearch())
+    u = np.linspace(-1.5, 1.5, 30)[:, None]
+    error = surface(u).low + 0.5 * u[:, 0] ** 2
+    assert np.sqrt(np.mean(error**2)) < 0.25  # the values themselves are off by 0.5
+
+
+def test_one_value_far_below_does_not_bend_the_rest(rng):
+    plain = make(rng)
+    theta = np.vstack([plain.points.theta, [[6.0, -6.0]]])
+    y = np.append(plain.points.y, -1e9)
+    points = Points(theta, y, np.zeros(len(y)), no_points(2))
+    surface = Surface.searched(points, plain.base, None, Caution(), ShapeSearch())
+    u = rng.normal(size=(100, 2)) * 0.3 + [0.3, 0.8]
+    assert np.max(np.abs(surface(u).low - plain(u).low)) < 0.3
+
+
+# --- where the likelihood is zero
+
+
+def test_a_point_nearest_to_a_forbidden_one_is_forbidden(rng):
+    forbidden = np.array([[5.0, 5.0], [6.0, 5.0]])
+    surface = make(rng, forbidden=forbidden)
+    seen = surface(np.array([[5.1, 5.1], [0.3, 1.0]]))
+    assert seen.low[0] == seen.high[0] == -np.inf
+    assert np.isfinite([seen.low[1], seen.high[1]]).all()
+
+
+def test_an_evaluated_point_is_never_forbidden(rng):
+    surface = make(rng, forbidden=rng.normal(size=(30, 2)))
+    assert np.isfinite(surface(surface.points.theta).low).all()
+
+
+@pytest.mark.parametrize("shift", [0.0, -1e5])
+def test_a_constant_in_the_function_is_one_in_the_surrogate(shift, rng):
+    plain = make(np.random.default_rng(1))
+    points = plain.points._replace(y=plain.points.y + shift)
+    surface = Surface(points, plain.base, plain.shape, Caution())
+    u = rng.normal(size=(40, 2))
+    assert_allclose(surface(u).low, plain(u).low + shift, atol=1e-5)
