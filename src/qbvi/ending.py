@@ -72,6 +72,7 @@ class StopKind(Enum):
             "try another one (family=) or a transform"
         ),
     )
+    CHECKED = "checked", False, "{so_far}, but a check by fresh draws shows that about {nats:.2g} nats are missing"
     STARTS_DISAGREE = (
         "starts-disagree",
         False,

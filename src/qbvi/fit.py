@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from qbvi.arguments import whole_number
 from qbvi.arrange import Groups, arrange
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
+from qbvi.check import Source
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
@@ -270,9 +272,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
     with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout) as runner:
-        if n_starts == 1:
-            return run(init, seed)
-        return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+        found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+    return replace(found, _source=place.source(library, on_failure, executor, timeout))
 
 
 def _starts(n_starts: Any) -> tuple[bool, int]:
@@ -311,6 +312,12 @@ class _Place(NamedTuple):
         if self.loop.is_host:
             return BlackBox(self.function, self.vectorized, on_failure, runner=runner)
         return DeviceBox(self.function, self.vectorized, on_failure, backend=self.loop)
+
+    def source(self, backend: Backend, on_failure: OnFailure, executor: Any, timeout: float | None) -> Source:
+        """The function as a loop on the host calls it, for later checks."""
+        is_there = not self.loop.is_host
+        function = FromHost(self.function, self.vectorized, backend) if is_there else self.function
+        return Source(function, self.vectorized or is_there, on_failure, executor, timeout, self.batches)
 
 
 def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorithm]) -> _Place:

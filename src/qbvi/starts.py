@@ -72,7 +72,7 @@ def best_of(fits: Sequence[Fit]) -> Fit:
 
 
 def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
-    """Run from ``init`` and from each further point, and return the best fit.
+    """Run from ``init`` and from each further point, if there are any, and return the best fit.
 
     Each run has its own seed and number. If the user ends one run, no further one begins.
     """
@@ -82,7 +82,7 @@ def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDA
         fits.append(run(start, own, len(fits) + 1))
         if fits[-1].stop_kind.is_by_user:
             break
-    return best_of(fits)
+    return best_of(fits) if points else fits[0]
 
 
 def _joined(fits: Sequence[Fit]) -> Evaluations | None:
