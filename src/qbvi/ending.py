@@ -76,10 +76,7 @@ class StopKind(Enum):
     STARTS_DISAGREE = (
         "starts-disagree",
         False,
-        (
-            "{so_far}, but the starts disagree: others converged elsewhere, at bounds of {bounds}; "
-            "the posterior has several modes"
-        ),
+        "{so_far}, but the starts disagree: others ended elsewhere and did not settle, at bounds of {bounds}",
     )
 
     is_converged: bool

@@ -151,10 +151,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
           whole prior for a better start, unless ``init`` or ``evaluations`` are given.
         - 1: one, without such a search.
-        - More: so many complete fits. All but the first start from draws from the prior, and the
-          best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
-          If another start converges elsewhere with a bound within 10 nats of the best, the result
-          does not count as converged.
+        - More: so many complete fits. All but the first start from draws from the prior. Modes
+          within 10 nats of the best one are combined, with the weights of their evidence. The
+          result counts as converged if the fits of all these modes did. ``max_evals`` and
+          ``max_time`` are divided equally among the starts.
     tol
         Stop when the predicted gain of further iterations is below this many nats. `qbvi.QBVI` and
         the baselines have other stopping rules. A method passed as an object has its own ``tol``.

@@ -23,6 +23,7 @@ from qbvi.families import (
     Family,
     Gaussian,
     GaussianProduct,
+    Mixture,
     NegativeBinomial,
 )
 from qbvi.families.base import Density
@@ -600,6 +601,8 @@ def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Dist
 def _describe(family: Density) -> str:
     if isinstance(family, FreeDensity):
         return f"{family.dim} dimensions, of free shape"
+    if isinstance(family, Mixture):
+        return f"{family.dim} dimensions, a mixture of {len(family.components)} modes"
     if isinstance(family, Gaussian):
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):

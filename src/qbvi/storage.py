@@ -15,7 +15,7 @@ from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import STAGES, Evaluations
-from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
+from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, product
 from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution, Integration
@@ -218,11 +218,13 @@ def _family_spec(family: Density) -> dict[str, Any]:
     if isinstance(family, Product):
         factors = [_family_spec(factor) for factor in family.factors]
         return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
+    if isinstance(family, Mixture):
+        return {"kind": "Mixture", "components": [_family_spec(component) for component in family.components]}
     if isinstance(family, FreeDensity):
         return {"kind": "FreeDensity", **asdict(family)}
     if type(family) in _KINDS.values():
         return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
-    msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product of them, to be saved, got {type(family).__name__}"
+    msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product or mixture of them, to be saved, got {type(family).__name__}"
     raise TypeError(msg)
 
 
@@ -230,6 +232,8 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Any:
     if spec["kind"] == "FreeDensity":
         rules = {"caution": Caution(**spec["caution"]), "integration": Integration(**spec["integration"])}
         return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
+    if spec["kind"] == "Mixture":
+        return Mixture(tuple(_family_from_spec(component) for component in spec["components"]))
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
