@@ -120,6 +120,55 @@ def test_a_mixture_is_saved_drawn_checked_and_continued(tmp_path):
     assert checked.khat < 0.7
 
 
+def test_the_table_says_where_each_start_ended(tmp_path):
+    fits = [
+        one([0, 0], evidence=-7.0),
+        one([30, 0], evidence=-5.0, n_evals=70),
+        one([30.2, 0], evidence=-5.5, converged=False),
+        one([-90, 0], evidence=-40.0),
+    ]
+    fit = combined(fits)
+    assert [start.mode for start in fit.starts] == [1, 0, 0, 2]
+    assert fit.starts.n_modes == 3
+    assert [start.converged for start in fit.starts] == [True, True, False, True]
+    assert [start.n_evals for start in fit.starts] == [50, 70, 50, 50]
+    assert_allclose([start.bound for start in fit.starts], [-7.1, -5.1, -5.6, -40.1])
+    high = 1 / (1 + np.exp(-2))
+    assert_allclose([start.weight for start in fit.starts], [1 - high, high, high, 0])
+    assert_allclose(fit.starts[2].mean, [30.2, 0])
+    fit.save(tmp_path / "fit.qbvi")
+    loaded = qbvi.load(tmp_path / "fit.qbvi")
+    assert repr(loaded.starts) == repr(fit.starts)
+    assert type(loaded.starts[0].mode) is int
+    frame = fit.starts.to_pandas()
+    assert list(frame.columns) == ["mode", "bound", "weight", "n_evals", "converged", "theta[0]", "theta[1]"]
+
+
+def test_one_start_is_a_table_of_one_row():
+    fit = one([3, 4])
+    (start,) = fit.starts
+    assert (start.mode, start.weight, start.bound) == (0, 1.0, fit.elbo)
+    assert_array_equal(start.mean, [3, 4])
+
+
+def test_modes_of_a_search_are_starts_on_the_users_scale():
+    def unequal(theta):
+        x = np.log(theta)
+        apart = [0.5 * np.sum((x - 3) ** 2), 0.5 * np.sum(((x + 3) / 0.7) ** 2)]
+        return float(np.logaddexp(np.log(0.7) - apart[0], np.log(0.3) - 4 * np.log(0.7) - apart[1]))
+
+    fit = qbvi.fit(unequal, qbvi.LogNormal(0, 5, shape=4), seed=1)
+    assert fit.starts.n_modes == 2
+    high, low = sorted(fit.starts, key=lambda start: start.mode)
+    assert high.bound > low.bound
+    # Modes of the joint density on the log scale: the prior draws them towards zero.
+    assert_allclose(np.log(high.mean), 3 / 1.04, atol=0.1)
+    assert_allclose(np.log(low.mean), -3 / (1 + 0.49 / 25), atol=0.1)
+    assert high.weight + low.weight == pytest.approx(1)
+    assert high.weight == pytest.approx(0.69, abs=0.1)  # exp(-7.57) against exp(-8.39)
+    assert 0 < high.n_evals + low.n_evals < fit.n_evals
+
+
 def test_exchangeable_means_have_two_copies():
     rng = np.random.default_rng(0)
     y = np.concatenate([rng.normal(-2, 0.7, 40), rng.normal(2, 0.7, 40)])

@@ -40,7 +40,7 @@ from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import run_all, starting_points
-from qbvi.stopping import MaxIterations
+from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
 
 __all__ = ["fit"]
 
@@ -264,7 +264,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             where=place.words,
             earlier=earlier,
         )
-        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
+        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:
             return drive(one.requests(start, progress_line), one.evaluate)
         own = {"init": fingerprint("init", _plain(start)), "seed": fingerprint("seed", own_seed)}
@@ -418,6 +418,12 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
         return f"the prior computes there ({type(error).__name__})"
     is_foreign = any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
     return "the prior computes there" if is_foreign else ""
+
+
+def _tolerance(algorithm: Algorithm) -> float | None:
+    """The predicted gap that ends the fit."""
+    limits = [rule.tol for rule in algorithm.stop if isinstance(rule, GapBelow | MissingBelow)]
+    return max(limits) if limits else None
 
 
 def _max_iterations(algorithm: Algorithm) -> int | None:

@@ -30,6 +30,7 @@ from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
+from qbvi.paths import Start, Starts
 from qbvi.points import mapped
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
@@ -42,7 +43,20 @@ if TYPE_CHECKING:
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
 
-__all__ = ["Block", "Expectation", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace", "WeightedDraws"]
+__all__ = [
+    "Block",
+    "Expectation",
+    "Failure",
+    "Fit",
+    "Marginal",
+    "Report",
+    "Row",
+    "Start",
+    "Starts",
+    "Summary",
+    "Trace",
+    "WeightedDraws",
+]
 
 Floats = NDArray[np.float64]
 Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
@@ -234,6 +248,16 @@ class Fit:
         - `save` leaves out more than a million numbers.
         """
         return self.report.evaluations
+
+    @property
+    def starts(self) -> Starts:
+        """Where each start has ended, with which bound and weight.
+
+        A row is one of several starts (``n_starts``), or one of the modes that the search of a
+        single start found. A fit that found one mode has one row.
+        """
+        one = Start(0, self.elbo, 1.0, self.n_evals, self.converged, self._moments[0])
+        return Starts(self.labels, self.report.starts or (one,))
 
     @property
     def trace(self) -> Trace:
@@ -438,7 +462,7 @@ class Fit:
         return to_arviz(self, kind=kind, draws=draws, seed=seed)
 
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
-        """Plot the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
+        """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
 
         return plot_trace(self, reference=reference, ax=ax)

@@ -16,6 +16,8 @@ from qbvi.ending import Stop, StopKind
 from qbvi.evaluations import Evaluations
 from qbvi.families import Mixture
 from qbvi.model import Model
+from qbvi.paths import Start
+from qbvi.points import mapped
 from qbvi.results import Fit
 
 __all__ = ["combined", "run_all", "starting_points"]
@@ -77,6 +79,7 @@ def combined(fits: Sequence[Fit]) -> Fit:
         seconds=sum(fit.seconds for fit in fits),
         evaluations=_joined(fits),
         notes=(*first.notes, *_words(fits, near)),
+        starts=_table(fits, modes, near),
     )
     if len(near) == 1:
         return Fit(first.model, first.family, first.q, report)
@@ -176,6 +179,19 @@ def _figures(modes: Sequence[_Mode], weights: NDArray[np.float64]) -> dict[str, 
         "khat": worst.khat,
         "khat_draws": worst.report.khat_draws,
     }
+
+
+def _table(fits: Sequence[Fit], modes: Sequence[_Mode], near: Sequence[_Mode]) -> tuple[Start, ...]:
+    """Where each start ended: in the mode that its fit stands for, or has mass in common with."""
+    weights = [*_weights(near).tolist(), *[0.0] * (len(modes) - len(near))]
+    rows = []
+    for fit in fits:
+        k = next((k for k, mode in enumerate(modes) if mode.fit is fit), None)
+        if k is None:
+            k = int(np.argmax([max(_common(fit, mode.fit), _common(mode.fit, fit)) for mode in modes]))
+        mean = to_numpy(fit.model.flatten(mapped(lambda x: np.asarray(x)[None], fit.mean)))[0]
+        rows.append(Start(k, fit.elbo, weights[k], fit.n_evals, fit.converged, mean))
+    return tuple(rows)
 
 
 def _words(fits: Sequence[Fit], near: Sequence[_Mode]) -> list[str]:

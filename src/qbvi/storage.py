@@ -20,6 +20,7 @@ from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
+from qbvi.paths import Start
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
 from qbvi.results import Fit
@@ -148,7 +149,28 @@ def _arrays(fit: Fit) -> Arrays:
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
         **_evaluation_arrays(fit),
+        **_start_arrays(fit),
     }
+
+
+def _start_arrays(fit: Fit) -> Arrays:
+    starts = fit.report.starts
+    if not starts:
+        return {}
+    return {
+        "starts_mean": np.stack([start.mean for start in starts]),
+        "starts_numbers": np.array([start[:-1] for start in starts], dtype=np.float64),
+    }
+
+
+def _starts(arrays: Arrays) -> tuple[Start, ...]:
+    if "starts_numbers" not in arrays:
+        return ()
+    rows = zip(arrays["starts_numbers"].tolist(), arrays["starts_mean"], strict=True)
+    return tuple(
+        Start(int(mode), bound, weight, int(n_evals), bool(converged), mean)
+        for (mode, bound, weight, n_evals, converged), mean in rows
+    )
 
 
 def _left_out(fit: Fit) -> list[str]:
@@ -203,7 +225,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     # Files of older versions have the first of these numbers only.
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
-    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)
+    starts = _starts(arrays)
+    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations, starts=starts)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
