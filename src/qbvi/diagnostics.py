@@ -14,6 +14,7 @@ __all__ = [
     "log_evidence",
     "missing_nats",
     "pareto_khat",
+    "smoothed_weights",
     "still_to_gain",
 ]
 
@@ -46,22 +47,51 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     >>> khat < 0.5
     True
     """
+    return _pareto(h)[1:]
+
+
+def smoothed_weights(h: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Pareto-smoothed importance weights of draws from q, with sum one.
+
+    ``h = log p(y, theta) - log q(theta)`` (n,), minus infinity where the posterior is zero. The
+    largest ratios are replaced by quantiles of a generalised Pareto distribution that is fitted to
+    them. They are left as they are if they are too few for such a fit, or constant.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> smoothed_weights(np.array([0.0, 0.0, -np.inf]))
+    array([0.5, 0.5, 0. ])
+    """
+    finite = np.isfinite(h)
+    if not finite.any():
+        msg = "`h` must be finite for at least one draw: the posterior is zero at all of them"
+        raise ValueError(msg)
+    log_weights = _pareto(h[finite])[0]
+    weights = np.zeros(h.shape)
+    weights[finite] = np.exp(log_weights - log_weights.max())
+    return np.asarray(weights / weights.sum())
+
+
+def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[str, ...]]:
+    """Smoothed log weights, or ``h`` itself where no tail can be fitted; k-hat; notes."""
     if h.size < _FEWEST:
-        return float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
+        return h, float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
     if np.ptp(h) < _CONSTANT:
-        return float("-inf"), ()
+        return h, float("-inf"), ()
     if np.sort(h)[-2] < h.max() - _OUTWEIGHED:
-        return float("inf"), ()
+        return h, float("inf"), ()
     # Imported here because it takes longer than all of qbvi.
     from arviz_stats.base import array_stats
 
     try:
         # The function expects minus the logarithm of the ratios, as leave-one-out has them.
         with np.errstate(all="ignore"):
-            _, khat = array_stats.psislw(h.max() - h)
+            smoothed, khat = array_stats.psislw(h.max() - h)
     except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
-        return float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
-    return float(np.nan_to_num(khat, nan=np.inf)), ()
+        return h, float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
+    weights = np.asarray(smoothed) if np.isfinite(smoothed).any() else h
+    return weights, float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
 def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tuple[float, float]:

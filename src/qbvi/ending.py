@@ -80,13 +80,11 @@ class StopKind(Enum):
             "the posterior goes round the circle, and one Gaussian does not describe it"
         ),
     )
+    CHECKED = "checked", False, "{so_far}, but a check by fresh draws shows that about {nats:.2g} nats are missing"
     STARTS_DISAGREE = (
         "starts-disagree",
         False,
-        (
-            "{so_far}, but the starts disagree: others converged elsewhere, at bounds of {bounds}; "
-            "the posterior has several modes"
-        ),
+        "{so_far}, but the starts disagree: others ended elsewhere and did not settle, at bounds of {bounds}",
     )
 
     is_converged: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from qbvi.arguments import a_function, a_path, flag, number, positive_number, sh
 from qbvi.arrange import Groups, arrange, size_note
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
+from qbvi.check import Source
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
@@ -38,7 +40,7 @@ from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import check_init, run_all, starting_points
-from qbvi.stopping import MaxIterations
+from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
 
 __all__ = ["fit"]
 
@@ -159,10 +161,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
           the prior for other modes once it has found one, and combines what it finds. It does
           neither if ``init`` or ``evaluations`` are given.
         - 1: one, without such a search or survey.
-        - More: so many complete fits. All but the first start from draws from the prior, and the
-          best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
-          If another start converges elsewhere with a bound within 10 nats of the best, the result
-          does not count as converged.
+        - More: so many complete fits. All but the first start from draws from the prior. Modes
+          within 10 nats of the best one are combined, with the weights of their evidence. The
+          result counts as converged if the fits of all these modes did. ``max_evals`` and
+          ``max_time`` are divided equally among the starts.
     tol
         Nats that may be missing at the end. None means
 
@@ -288,7 +290,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             earlier=earlier,
             note=note,
         )
-        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
+        progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:
             return drive(one.requests(start, progress_line), one.evaluate)
         own = {"init": fingerprint("init", _plain(start)), "seed": fingerprint("seed", own_seed)}
@@ -296,9 +298,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
     with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout) as runner:
-        if n_starts == 1:
-            return run(init, seed)
-        return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+        found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
+    return replace(found, _source=place.source(library, on_failure, executor, timeout))
 
 
 def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any) -> tuple[Model, Family, str]:
@@ -355,6 +356,12 @@ class _Place(NamedTuple):
         if self.loop.is_host:
             return BlackBox(self.function, self.vectorized, on_failure, runner=runner)
         return DeviceBox(self.function, self.vectorized, on_failure, backend=self.loop)
+
+    def source(self, backend: Backend, on_failure: OnFailure, executor: Any, timeout: float | None) -> Source:
+        """The function as a loop on the host calls it, for later checks."""
+        is_there = not self.loop.is_host
+        function = FromHost(self.function, self.vectorized, backend) if is_there else self.function
+        return Source(function, self.vectorized or is_there, on_failure, executor, timeout, self.batches)
 
 
 def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorithm]) -> _Place:
@@ -452,6 +459,12 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
         return f"the prior computes there ({type(error).__name__})"
     is_foreign = any(isinstance(leaf, np.ndarray | np.generic) for leaf in leaves(made))
     return "the prior computes there" if is_foreign else ""
+
+
+def _tolerance(algorithm: Algorithm) -> float | None:
+    """The predicted gap that ends the fit."""
+    limits = [rule.tol for rule in algorithm.stop if isinstance(rule, GapBelow | MissingBelow)]
+    return max(limits) if limits else None
 
 
 def _max_iterations(algorithm: Algorithm) -> int | None:

@@ -5,19 +5,53 @@ It needs no progress library, which would be the heaviest dependency.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
+import numpy as np
+from scipy.stats import linregress
+
 from qbvi.stopping import History
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "evaluations_to_go"]
+
+# The trend of the predicted gap: from at most so many iterations, and at least so many ...
+_MOST_POINTS, _FEWEST_POINTS = 10, 4
+_CLEAR = 3.0  # ... if its slope is so many standard errors below zero ...
+_REACH = 3.0  # ... and no further ahead than so many times the evaluations so far
+
+
+def evaluations_to_go(history: History, tol: float) -> int | None:
+    """Evaluations until the predicted gap falls below ``tol`` nats, if its trend tells.
+
+    The gap is extrapolated as a power of the number of evaluations, since most of it is the error
+    of a regression. None if there is no clear trend, or if it reaches the tolerance only far ahead.
+
+    Examples
+    --------
+    >>> history = History()
+    >>> history.n_evals, history.gap = [10, 20, 30, 40, 50], [5.0, 2.5, 1.667, 1.25, 1.0]
+    >>> evaluations_to_go(history, tol=0.5)
+    50
+    """
+    gap = np.array(history.gap[-_MOST_POINTS:], dtype=np.float64)
+    n_evals = np.array(history.n_evals[-_MOST_POINTS:], dtype=np.float64)
+    known = np.isfinite(gap) & (gap > 0)
+    if known.sum() < _FEWEST_POINTS or not known[-1] or np.ptp(n_evals[known]) == 0:
+        return None
+    line = linregress(np.log(n_evals[known]), np.log(gap[known]))
+    if not line.slope < -_CLEAR * line.stderr:
+        return None
+    growth = (math.log(tol) - line.intercept) / line.slope - math.log(n_evals[-1])
+    return round(n_evals[-1] * math.expm1(growth)) if 0 < growth < math.log1p(_REACH) else None
 
 
 @dataclass
 class Progress:
-    """Evaluations, smoothed bound, step and time left, rewritten at most ten times a second.
+    """Evaluations, bound, step, and what is left, rewritten at most ten times a second.
 
     Parameters
     ----------
@@ -25,6 +59,8 @@ class Progress:
         Whether to write at all; None means only if ``stream`` is a terminal.
     max_iterations, max_evals, max_time
         Limits from which the time left is computed; None if unknown.
+    tol
+        Predicted gap, in nats, at which the fit ends; None if it has no such rule.
 
     Examples
     --------
@@ -37,6 +73,7 @@ class Progress:
     max_iterations: int | None = None
     max_evals: int | None = None
     max_time: float | None = None
+    tol: float | None = None
     stream: TextIO | None = field(default_factory=lambda: sys.stderr)
     _last: float = 0.0
     _width: int = 0
@@ -63,11 +100,13 @@ class Progress:
         if not len(history):
             return "starting"
         left = self._seconds_left(history)
+        to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
         parts = [
             f"iteration {len(history):,}",
             f"{history.n_evals[-1]:,} evaluations",
             f"bound {history.elbo_smooth[-1]:,.3f}",
             f"step {history.step[-1]:.2g}",
+            "" if to_go is None else f"about {_rounded(to_go):,} to go",
             "" if left is None else f"at most {_clock(left)} left",
         ]
         return "qbvi: " + " | ".join(part for part in parts if part)
@@ -87,6 +126,11 @@ class Progress:
             self.stream.write("\r" + line.ljust(self._width) + end)
             self.stream.flush()
         self._width = len(line)
+
+
+def _rounded(number: int) -> int:
+    """To one significant digit: an extrapolation knows no more."""
+    return round(number, 1 - len(str(number)))
 
 
 def _clock(seconds: float) -> str:

@@ -9,7 +9,7 @@ from qbvi.arrays import Array
 from qbvi.families.base import Density, Family
 from qbvi.model import Model
 
-__all__ = ["Algorithm", "Info", "Known", "Outcome", "Part", "Values"]
+__all__ = ["Algorithm", "Found", "Info", "Known", "Outcome", "Part", "Values"]
 
 
 class Values(NamedTuple):
@@ -34,6 +34,15 @@ class Info(NamedTuple):
     is_refused: Array  # () whether these values gave no usable step
 
 
+class Found(NamedTuple):
+    """A mode that the search of a method has found."""
+
+    mean: Array  # (d,)
+    bound: float  # lower bound there
+    weight: float  # share in the posterior; zero if it is left out
+    n_evals: int  # evaluations of the path that found it
+
+
 class Outcome(NamedTuple):
     """A posterior that a method has checked itself, and the figures that belong to it."""
 
@@ -47,6 +56,7 @@ class Outcome(NamedTuple):
     missing_se: float
     n_draws: int  # draws behind these figures
     failed: float = 0.0  # share of these draws at which the function failed
+    modes: tuple[Found, ...] = ()  # what the search found
 
 
 class Part(NamedTuple):

@@ -13,6 +13,7 @@ from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import Evaluations
+from qbvi.paths import Start
 
 __all__ = ["Report", "Trace"]
 
@@ -139,6 +140,8 @@ class Report:
     evaluations
         All points that the function was evaluated at, with their values; None if they were not
         kept.
+    starts
+        Where each of several starts, or each path of a search for modes, has ended.
 
     Examples
     --------
@@ -169,6 +172,7 @@ class Report:
     missing: float = math.nan
     missing_se: float = math.nan
     evaluations: Evaluations | None = field(default=None, repr=False)
+    starts: tuple[Start, ...] = field(default=(), repr=False)
 
     def ended(self, stop: Stop) -> Report:
         """The same report with another ending."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import array_of, as_generator, flag, probability, whole_number
 from qbvi.arrays import to_numpy
+from qbvi.diagnostics import smoothed_weights
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
@@ -20,23 +21,43 @@ from qbvi.evaluations import Evaluations
 from qbvi.families import (
     DiagonalGaussian,
     ExponentialFamily,
+    Family,
     Gaussian,
     GaussianProduct,
+    Mixture,
     NegativeBinomial,
 )
 from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
+from qbvi.paths import Start, Starts
 from qbvi.points import mapped
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Periodic, Real
+from qbvi.weighted import Expectation, WeightedDraws
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Block", "Failure", "Fit", "Marginal", "Report", "Row", "Summary", "Trace"]
+    from qbvi.check import Source
+    from qbvi.evaluate import OnFailure
+
+__all__ = [
+    "Block",
+    "Expectation",
+    "Failure",
+    "Fit",
+    "Marginal",
+    "Report",
+    "Row",
+    "Start",
+    "Starts",
+    "Summary",
+    "Trace",
+    "WeightedDraws",
+]
 
 Floats = NDArray[np.float64]
 Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
@@ -88,6 +109,8 @@ class Fit:
     family: Density
     q: Floats
     report: Report
+    # How to call the user's function again. `qbvi.fit` sets it; files and pickles leave it out.
+    _source: Source | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         q = to_numpy(self.q)
@@ -99,6 +122,10 @@ class Fit:
             raise ValueError(msg)
         q.flags.writeable = False
         object.__setattr__(self, "q", q)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the user's function, which often cannot be pickled."""
+        return {name: value for name, value in vars(self).items() if name != "_source"}
 
     @property
     def mean(self) -> Structure:
@@ -230,6 +257,16 @@ class Fit:
         return self.report.evaluations
 
     @property
+    def starts(self) -> Starts:
+        """Where each start has ended, with which bound and weight.
+
+        A row is one of several starts (``n_starts``), or one of the modes that the search of a
+        single start found. A fit that found one mode has one row.
+        """
+        one = Start(0, self.elbo, 1.0, self.n_evals, self.converged, self._moments[0])
+        return Starts(self.labels, self.report.starts or (one,))
+
+    @property
     def trace(self) -> Trace:
         """History of the fit, with one entry per iteration."""
         return self.report.trace
@@ -320,6 +357,117 @@ class Fit:
         table = np.stack(columns, axis=1)
         return table if levels.ndim else table[0]
 
+    def check(
+        self,
+        n: int = 1000,
+        log_likelihood: Callable[..., Any] | None = None,
+        *,
+        vectorized: bool | int = False,
+        on_failure: OnFailure = "raise",
+        executor: Any = None,
+        seed: int | np.random.Generator | None = None,
+    ) -> Fit:
+        """Buy fresh draws from the posterior, and judge it by the function's values there.
+
+        The result is the same posterior with better figures: `elbo`, `evidence`, `missing`, `khat`
+        and their errors. Its `weighted_draws` and `expect` correct the posterior by importance
+        weights. The draws are added to `evaluations`. A further check adds to those of earlier
+        ones.
+
+        Parameters
+        ----------
+        n : int
+            Number of draws, and so of evaluations.
+        log_likelihood : function, optional
+            The function, if this fit does not know it: it was loaded, pickled, or comes from
+            `qbvi.Ask`. By default the function is called as `qbvi.fit` called it, with the same
+            data, ``on_failure``, ``executor`` and ``timeout``.
+        vectorized, on_failure, executor
+            As for `qbvi.fit`. They belong to ``log_likelihood`` and have no effect without it.
+        seed : int, numpy.random.Generator or None
+            Source of the draws; None takes them from the seed of the fit.
+
+        Returns
+        -------
+        Fit
+            The checked fit. It no longer counts as converged if the draws contradict it.
+
+        Examples
+        --------
+        A posterior with light tails, in one Gaussian:
+
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda x: -(x**4), qbvi.Normal(0, 1), family="full", seed=1)
+        >>> checked = fit.check(1000)
+        >>> checked.evidence_se < fit.evidence_se
+        True
+        >>> bool(abs(checked.evidence + 0.4776) < 3 * checked.evidence_se)
+        True
+        >>> fit.sd.round(3), round(checked.weighted_draws().sd, 3)  # exact: 0.528
+        (np.float64(0.501), 0.523)
+        """
+        from qbvi.check import Source, check
+
+        source = self._source
+        if log_likelihood is not None:
+            source = Source(log_likelihood, vectorized, on_failure, executor)
+        if source is None:
+            msg = "`log_likelihood` must be given: this fit does not know its function, because it was loaded, pickled or not made by qbvi.fit"
+            raise ValueError(msg)
+        return check(self, n, source, seed)
+
+    def weighted_draws(self) -> WeightedDraws:
+        """The draws of `check`, with Pareto-smoothed importance weights.
+
+        The weights correct the difference between this posterior and the true one, as far as k-hat
+        is good. `sample` and `mean` are those of the posterior as it was fitted.
+
+        Returns
+        -------
+        WeightedDraws
+            Draws, weights, effective sample size, and the re-weighted mean and sd.
+        """
+        h, noise = self.log_ratios
+        if not len(h):
+            msg = "this fit has no draws to weight: `check` buys some, as in fit.check(1000).weighted_draws()"
+            raise ValueError(msg)
+        known = ~np.isnan(h)
+        u = self._checked_points.unconstrained[known]
+        return WeightedDraws(self.model.constrain(u), smoothed_weights(h[known] - noise[known] / 2))
+
+    def expect(self, f: Callable[[Any], Any], vectorized: bool = False) -> Expectation:
+        """Posterior expectation of any function of a point, with its standard error.
+
+        After `check` it uses `weighted_draws`. Otherwise it is the expectation under the posterior
+        as it was fitted, without a correction.
+
+        Parameters
+        ----------
+        f : function
+            A function of one constrained point, as the log-likelihood takes it, that returns a
+            number or an array.
+        vectorized : bool
+            Whether ``f`` takes all points, stacked along a first axis, and returns one value each.
+
+        Returns
+        -------
+        Expectation
+            ``value``, ``se``, ``ess`` (effective sample size) and ``is_weighted``.
+
+        Examples
+        --------
+        The probability that a parameter is positive:
+
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda m: -0.5 * (m - 1.0) ** 2, qbvi.Normal(0, 1), seed=1)
+        >>> fit.check(1000).expect(lambda m: m > 0)
+        0.7... ± 0.01..., from 1,000 effective draws
+        """
+        if len(self.log_ratios[0]):
+            return self.weighted_draws().expect(f, vectorized)
+        draws = self.model.constrain(to_numpy(self.family.fixed_draws(self.q, _DRAWS)))
+        return WeightedDraws(draws, np.full(_DRAWS, 1 / _DRAWS), is_weighted=False).expect(f, vectorized)
+
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
         """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
         from qbvi.export import to_arviz
@@ -327,7 +475,7 @@ class Fit:
         return to_arviz(self, kind=kind, draws=draws, seed=seed)
 
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
-        """Plot the lower bound over evaluations; see `qbvi.plots.plot_trace`."""
+        """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
 
         return plot_trace(self, reference=reference, ax=ax)
@@ -385,7 +533,7 @@ class Fit:
     def marginals(self) -> dict[int, Marginal]:
         """The entries whose marginal has a closed form, by their index among the labels."""
         found: dict[int, Marginal] = {}
-        if isinstance(self.family, FreeDensity):
+        if not isinstance(self.family, Family):  # of free shape, or a mixture
             return found
         loc, scale = self.model.one_turn(to_numpy(self.family.mean(self.q))), to_numpy(self.family.sd(self.q))
         for block in self.blocks:
@@ -408,6 +556,27 @@ class Fit:
         for block in filter(self._is_periodic, self.blocks):
             draws[:, block.entries] = turned[:, block.columns]
         return draws
+
+    @cached_property
+    def log_ratios(self) -> tuple[Floats, Floats]:
+        """Log joint minus log q at the draws of `check`, and the variances of their noise: (n,).
+
+        Minus infinity where the likelihood is zero, NaN where the function failed.
+        """
+        table = self._checked_points
+        if not len(table.values):
+            return np.empty(0), np.empty(0)
+        failed = np.isnan(table.values) | (table.values == np.inf)
+        log_joint = np.where(failed, np.nan, table.log_joint)
+        return log_joint - to_numpy(self.family.log_prob(self.q, table.unconstrained)), table.noise_sd**2
+
+    @property
+    def _checked_points(self) -> Any:
+        """The evaluations that `check` made."""
+        table = self.evaluations
+        if table is None:
+            return Evaluations(self.labels, np.empty((0, len(self.labels))), np.empty(0))
+        return table[table.stage == "posterior"]
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
         """Draw from q on the unconstrained scale: (n, d)."""
@@ -490,6 +659,8 @@ def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Dist
 def _describe(family: Density) -> str:
     if isinstance(family, FreeDensity):
         return f"{family.dim} dimensions, of free shape"
+    if isinstance(family, Mixture):
+        return f"{family.dim} dimensions, a mixture of {len(family.components)} modes"
     if isinstance(family, Gaussian):
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):

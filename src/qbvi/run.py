@@ -23,6 +23,7 @@ from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated
 from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
+from qbvi.paths import Start
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm, Outcome, Values
 from qbvi.results import Fit, Report, Trace
@@ -557,8 +558,20 @@ class Run:
             evidence_se=outcome.evidence_se,
             missing=outcome.missing,
             missing_se=outcome.missing_se,
+            starts=self._starts(outcome, stop),
         )
         return Fit(self.model, outcome.density, to_numpy(outcome.q), report)
+
+    def _starts(self, outcome: Outcome, stop: Stop) -> tuple[Start, ...]:
+        """The modes that the method's search found, if there are several, on the users' scale."""
+        if len(outcome.modes) < 2:
+            return ()
+        means = self.model.flatten(self.model.constrain(np.stack([mode.mean for mode in outcome.modes])))
+        order = np.argsort([-mode.bound for mode in outcome.modes], kind="stable").tolist()
+        return tuple(
+            Start(order.index(i), mode.bound, mode.weight, mode.n_evals, stop.converged, to_numpy(means)[i])
+            for i, mode in enumerate(outcome.modes)
+        )
 
     def _report(self, stop: Stop, notes: tuple[str, ...] = ()) -> Report:
         """How the fit went, without the figures of its posterior."""

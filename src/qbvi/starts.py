@@ -1,25 +1,36 @@
-"""Several starts: return the best fit, and report whether the others agree with it."""
+"""Several starts: combine the modes that they settle in, by the weights of their evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
+from qbvi.arrays import to_numpy
 from qbvi.conversation import Unconstrained
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluations import Evaluations
+from qbvi.families import Mixture
 from qbvi.model import Model
+from qbvi.paths import Start
+from qbvi.points import mapped
 from qbvi.results import Fit
 
-__all__ = ["best_of", "check_init", "run_all", "starting_points"]
+__all__ = ["check_init", "combined", "run_all", "starting_points"]
 
 # Nats below the best bound within which another mode still matters.
 _COMPARABLE = 10.0
-_APART = 3.0  # standard deviations between two means beyond which they are different modes
+# Two fits are of different modes if their means are so many standard deviations apart ...
+_APART = 3.0
+_COMMON = 0.05  # ... and less than this is common to both, where a half is the same density,
+_DRAWS = 512  # estimated from so many draws of each.
+# Copies of a mode have the same evidence, within so many standard errors plus so many nats ...
+_ERRORS, _ALIKE_NATS = 3.0, 0.05
+_ALIKE_SD = 0.15  # ... and the same standard deviations, within this share: twice what fits differ
 
 
 def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
@@ -28,6 +39,8 @@ def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]
     Parameters with a law of their own are drawn from the prior, if it can be sampled.
     All others are normal, with the location and scale of the prior on the unconstrained scale.
     """
+    if n == 0:
+        return []
     loc, scale = model.initial()
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(4)[3])
     points = loc + scale * rng.standard_normal((n, model.dim))
@@ -37,12 +50,11 @@ def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]
     return list(points)
 
 
-def best_of(fits: Sequence[Fit]) -> Fit:
-    """Return the best fit, with a note about the others.
+def combined(fits: Sequence[Fit]) -> Fit:
+    """Combine fits from several starts: one component for each mode, weighted by its evidence.
 
-    The best fit is the converged one with the highest bound or, if none converged, the highest of
-    all. It does not count as converged if another converged to a different place with a comparable
-    bound.
+    Only modes within 10 nats of the best one matter. The result counts as converged if all of these
+    did. If there is one such mode, the result is the fit that found it best.
 
     Examples
     --------
@@ -50,29 +62,35 @@ def best_of(fits: Sequence[Fit]) -> Fit:
 
     >>> import numpy as np, qbvi
     >>> two_modes = lambda x: np.logaddexp(-0.5 * (x - 9) ** 2, -0.5 * (x + 9) ** 2) - 20
-    >>> fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=6, seed=1)
-    >>> fit.converged, "starts disagree" in fit.stop_reason
-    (False, True)
+    >>> fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=6, family="full", seed=1)
+    >>> fit.converged, bool(abs(fit.mean) < 0.5), bool(abs(fit.sd - 9) < 0.5)
+    (True, True, True)
     """
-    best = max(fits, key=lambda fit: (fit.converged, fit.elbo))
-    rivals = [fit for fit in fits if fit is not best and fit.converged and _differs(fit, best)]
-    close = [fit for fit in rivals if fit.elbo > best.elbo - _COMPARABLE]
-    stop = Stop(best.stop_kind, best.stop_reason)
-    if close and best.converged:
-        stop = stop.but(StopKind.STARTS_DISAGREE, bounds=", ".join(f"{fit.elbo:.2f}" for fit in close))
+    modes = _modes(fits)
+    near = [mode for mode in modes if mode.level > modes[0].level - _COMPARABLE] or modes[:1]
+    first = near[0].fit
+    stop, unsettled = Stop(first.stop_kind, first.stop_reason), [m for m in near if not m.fit.converged]
+    if unsettled and stop.converged:
+        stop = stop.but(StopKind.STARTS_DISAGREE, bounds=", ".join(f"{m.fit.elbo:.2f}" for m in unsettled))
     report = replace(
-        best.report.ended(stop),
+        first.report.ended(stop),
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
         evaluations=_joined(fits),
-        notes=(*best.notes, _tally(fits, best, rivals)),
+        notes=(*first.notes, *_words(fits, near)),
+        starts=_table(fits, modes, near),
     )
-    return Fit(best.model, best.family, best.q, report)
+    if len(near) == 1:
+        return Fit(first.model, first.family, first.q, report)
+    weights = _weights(near)
+    family = Mixture(tuple(mode.fit.family for mode in near))
+    q = family.pack(weights, [mode.fit.q for mode in near])
+    return Fit(first.model, family, q, replace(report, **_figures(near, weights)))
 
 
 def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
-    """Run from ``init`` and from each further point, and return the best fit.
+    """Run from ``init`` and from each further point, if there are any, and combine the fits.
 
     Each run has its own seed and number. If the user ends one run, no further one begins.
     """
@@ -82,7 +100,7 @@ def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDA
         fits.append(run(start, own, len(fits) + 1))
         if fits[-1].stop_kind.is_by_user:
             break
-    return best_of(fits)
+    return combined(fits) if points else fits[0]
 
 
 def _joined(fits: Sequence[Fit]) -> Evaluations | None:
@@ -90,18 +108,119 @@ def _joined(fits: Sequence[Fit]) -> Evaluations | None:
     return Evaluations.joined(tables) if len(tables) == len(fits) else None
 
 
-def _differs(fit: Fit, best: Fit) -> bool:
-    mean, cov = fit.unconstrained
-    other, _ = best.unconstrained
-    return bool(np.max(np.abs(mean - other) / np.sqrt(np.diag(cov))) > _APART)
+class _Mode(NamedTuple):
+    """A mode, and the best fit of it."""
+
+    fit: Fit
+    level: float  # log evidence, or the bound where it is not known
 
 
-def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:
-    settled = sum(fit.converged for fit in fits)
-    return (
-        f"{len(fits)} starts: {settled} converged, {settled - len(rivals)} of them where this one did "
-        f"(bound {best.elbo:.2f}), {len(rivals)} elsewhere"
+def _modes(fits: Sequence[Fit]) -> list[_Mode]:
+    """The best fit of every mode, highest first; a fit that converged is better than others."""
+    ranked = sorted(fits, key=lambda fit: (fit.converged, np.nan_to_num(fit.elbo, nan=-np.inf)), reverse=True)
+    kept = ranked[:1]
+    for fit in ranked[1:]:
+        if np.isfinite(fit.elbo) and all(_is_apart(fit, other) for other in kept):
+            kept.append(fit)
+    modes = [_Mode(fit, fit.evidence if _is_known(fit) else fit.elbo) for fit in kept]
+    return sorted(modes, key=lambda mode: mode.level, reverse=True)
+
+
+def _is_known(fit: Fit) -> bool:
+    """Whether fresh draws determine the evidence."""
+    return bool(np.isfinite(fit.evidence) and np.isfinite(fit.evidence_se))
+
+
+def _is_apart(fit: Fit, other: Fit) -> bool:
+    """Whether two fits are of different modes: distant means, and next to no common mass.
+
+    A fit that covers two modes has a mean far from those of fits of one of them, but common mass.
+    """
+    distance = np.abs(to_numpy(fit.family.mean(fit.q)) - to_numpy(other.family.mean(other.q)))
+    sd = np.minimum(to_numpy(fit.family.sd(fit.q)), to_numpy(other.family.sd(other.q)))
+    if not np.max(distance / sd) > _APART:
+        return False
+    return max(_common(fit, other), _common(other, fit)) < _COMMON
+
+
+def _common(fit: Fit, other: Fit) -> float:
+    """Mean of q' / (q + q') under q: a half if both are equal, zero if they have no common mass."""
+    u = fit.family.fixed_draws(fit.q, _DRAWS)
+    apart = to_numpy(fit.family.log_prob(fit.q, u)) - to_numpy(other.family.log_prob(other.q, u))
+    return float(np.mean(expit(-apart)))
+
+
+def _weights(modes: Sequence[_Mode]) -> NDArray[np.float64]:
+    shares = np.exp([mode.level - modes[0].level for mode in modes])
+    return np.asarray(shares / shares.sum())
+
+
+def _figures(modes: Sequence[_Mode], weights: NDArray[np.float64]) -> dict[str, Any]:
+    r"""Bound, evidence, missing nats and k-hat of a mixture without overlap, by their names.
+
+    .. math:: L = \sum_k w_k (L_k - \log w_k), \quad p(y) = \sum_k p_k(y)
+    """
+    fits = [mode.fit for mode in modes]
+    elbo = float(weights @ (np.array([fit.elbo for fit in fits]) - np.log(weights)))
+    evidence = float(np.logaddexp.reduce([mode.level for mode in modes]))
+    is_known = all(_is_known(fit) for fit in fits)
+    worst = max(fits, key=lambda fit: np.nan_to_num(fit.khat, nan=-np.inf))
+
+    def error(name: str) -> float:
+        return float(np.linalg.norm(weights * np.array([getattr(fit, name) for fit in fits])))
+
+    return {
+        "elbo": elbo,
+        "elbo_se": error("elbo_se"),
+        "evidence": evidence,
+        "evidence_se": error("evidence_se") if is_known else float("inf"),
+        "missing": max(evidence - elbo, 0.0),
+        "missing_se": error("missing_se") if is_known else float("inf"),
+        "khat": worst.khat,
+        "khat_draws": worst.report.khat_draws,
+    }
+
+
+def _table(fits: Sequence[Fit], modes: Sequence[_Mode], near: Sequence[_Mode]) -> tuple[Start, ...]:
+    """Where each start ended: in the mode that its fit stands for, or has mass in common with."""
+    weights = [*_weights(near).tolist(), *[0.0] * (len(modes) - len(near))]
+    rows = []
+    for fit in fits:
+        k = next((k for k, mode in enumerate(modes) if mode.fit is fit), None)
+        if k is None:
+            k = int(np.argmax([max(_common(fit, mode.fit), _common(mode.fit, fit)) for mode in modes]))
+        mean = to_numpy(fit.model.flatten(mapped(lambda x: np.asarray(x)[None], fit.mean)))[0]
+        rows.append(Start(k, fit.elbo, weights[k], fit.n_evals, fit.converged, mean))
+    return tuple(rows)
+
+
+def _words(fits: Sequence[Fit], near: Sequence[_Mode]) -> list[str]:
+    """How many starts ended where, and which modes look like copies of each other."""
+    settled = [fit for fit in fits if fit.converged]
+    tally = f"{len(fits)} starts: {len(settled)} converged"
+    if len(near) == 1:
+        best = near[0].fit
+        elsewhere = sum(fit is not best and _is_apart(fit, best) for fit in settled)
+        return [
+            f"{tally}, {len(settled) - elsewhere} of them where this one did (bound {best.elbo:.2f}), {elsewhere} elsewhere"
+        ]
+    shares = ", ".join(f"{weight:.2g}" for weight in _weights(near))
+    copies = max((sum(_is_copy(mode.fit, other.fit) for other in near) for mode in near), default=0)
+    symmetric = (
+        f"{copies} of the modes look like copies of each other: the same evidence and the same standard deviations, "
+        "up to their order; exchanged labels or signs make such copies, and an order or a sign in the prior removes them"
     )
+    return [f"{tally}; {len(near)} modes are combined, with weights {shares}", *([symmetric] if copies > 1 else [])]
+
+
+def _is_copy(fit: Fit, other: Fit) -> bool:
+    """Whether one mode may be a mirror image of the other: same evidence, same sorted sds."""
+    both = _is_known(fit) and _is_known(other)
+    level, se = ("evidence", "evidence_se") if both else ("elbo", "elbo_se")
+    error = np.hypot(getattr(fit, se), getattr(other, se))
+    is_level = abs(getattr(fit, level) - getattr(other, level)) < _ERRORS * error + _ALIKE_NATS
+    mine, theirs = (np.sort(to_numpy(one.family.sd(one.q))) for one in (fit, other))
+    return bool(is_level and np.allclose(mine, theirs, rtol=_ALIKE_SD, atol=0.0))
 
 
 def check_init(model: Model, init: Any) -> None:

@@ -17,11 +17,12 @@ from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import STAGES, Evaluations
-from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
+from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, product
 from qbvi.families.base import Density
 from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
+from qbvi.paths import Start
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
 from qbvi.results import Fit
@@ -173,7 +174,28 @@ def _arrays(fit: Fit) -> Arrays:
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
         **_evaluation_arrays(fit),
+        **_start_arrays(fit),
     }
+
+
+def _start_arrays(fit: Fit) -> Arrays:
+    starts = fit.report.starts
+    if not starts:
+        return {}
+    return {
+        "starts_mean": np.stack([start.mean for start in starts]),
+        "starts_numbers": np.array([start[:-1] for start in starts], dtype=np.float64),
+    }
+
+
+def _starts(arrays: Arrays) -> tuple[Start, ...]:
+    if "starts_numbers" not in arrays:
+        return ()
+    rows = zip(arrays["starts_numbers"].tolist(), arrays["starts_mean"], strict=True)
+    return tuple(
+        Start(int(mode), bound, weight, int(n_evals), bool(converged), mean)
+        for (mode, bound, weight, n_evals, converged), mean in rows
+    )
 
 
 def _left_out(fit: Fit) -> list[str]:
@@ -228,7 +250,8 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
         raise ValueError(msg)
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
-    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)
+    starts = _starts(arrays)
+    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations, starts=starts)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
 
 
@@ -289,11 +312,13 @@ def _family_spec(family: Density) -> dict[str, Any]:
     if isinstance(family, Product):
         factors = [_family_spec(factor) for factor in family.factors]
         return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
+    if isinstance(family, Mixture):
+        return {"kind": "Mixture", "components": [_family_spec(component) for component in family.components]}
     if isinstance(family, FreeDensity):
         return {"kind": "FreeDensity", **asdict(family)}
     if type(family) in _KINDS.values():
         return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
-    msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product of them, to be saved, got {type(family).__name__}"
+    msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product or mixture of them, to be saved, got {type(family).__name__}"
     raise TypeError(msg)
 
 
@@ -301,6 +326,8 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Any:
     if spec["kind"] == "FreeDensity":
         rules = {"caution": Caution(**spec["caution"]), "integration": Integration(**spec["integration"])}
         return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
+    if spec["kind"] == "Mixture":
+        return Mixture(tuple(_family_from_spec(component) for component in spec["components"]))
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)

@@ -117,6 +117,22 @@ class TestTrace:
             report = Report(trace=Trace(**{**names, "elbo": elbo, "elbo_smooth": elbo}))
             assert png(Fit(fit.model, fit.family, fit.q, report).plot_trace())
 
+    def test_the_predicted_gap_is_below_the_bound(self):
+        fit = make_fit(Normal(0, 1), n=6)
+        gap = np.array([np.inf, np.nan, 3.0, 0.0, 0.4, 0.02])
+        trace = Trace(**{name: fit.trace[name] for name in Trace.names()} | {"gap": gap})
+        fit = Fit(fit.model, fit.family, fit.q, Report(trace=trace))
+        bound, below = fit.plot_trace().axes
+        assert below.get_yscale() == "log"
+        assert below.get_ylabel() == "gap (nats)"
+        assert_allclose(below.get_lines()[0].get_xydata(), [[300, 3.0], [500, 0.4], [600, 0.02]])
+        assert_allclose(below.get_ylim(), [0.01, 10])
+        assert bound.get_xlim() == below.get_xlim()
+        assert not bound.get_xlabel()
+        assert len(make_fit().plot_trace().axes) == 1  # no predictions
+        ax = Figure().add_subplot()
+        assert len(fit.plot_trace(ax=ax).axes) == 1  # the caller's axes hold the bound alone
+
     def test_one_iteration_and_none(self):
         png(make_fit(n=1).plot_trace())
         with pytest.raises(ValueError, match="at least one iteration"):

@@ -19,8 +19,9 @@ __all__ = ["STAGES", "Evaluations", "default_labels"]
 Floats = NDArray[np.float64]
 
 # What a point was for: an earlier fit or another program; a comparison with such a value; an
-# iteration; a search of the prior for a better start; fresh draws from the result.
-STAGES = ("given", "check", "step", "search", "fresh")
+# iteration; a search of the prior for a better start; fresh draws from a result; draws from the
+# posterior that the fit holds. Files hold the place in this tuple: new stages go to its end.
+STAGES = ("given", "check", "step", "search", "fresh", "posterior")
 _INDEXED = re.compile(r"^(.*)\[([0-9,]+)\]$")
 
 
@@ -56,7 +57,8 @@ class Evaluations:
         - ``"check"``: a comparison of a given value with the function,
         - ``"step"``: an iteration,
         - ``"search"``: a search of the prior for a better start,
-        - ``"fresh"``: fresh draws from a result, for its bound and k-hat.
+        - ``"fresh"``: fresh draws from a result, for its bound and k-hat,
+        - ``"posterior"``: draws from the posterior of the fit, by `qbvi.Fit.check`.
     batch : array (N,) of int
         Number of the batch that each point was evaluated in.
 

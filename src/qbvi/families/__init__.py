@@ -1,4 +1,4 @@
-"""The approximations q: one file per group of distributions, and products of them."""
+"""The approximations q: one file per group of distributions, products and mixtures of them."""
 
 from qbvi.families.base import Curve, Family, GaussianFamily, Part
 from qbvi.families.beta import Beta, Dirichlet
@@ -8,6 +8,7 @@ from qbvi.families.diagonal import DiagonalGaussian
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.gamma import Exponential, Gamma, InverseGamma
 from qbvi.families.gaussian import Gaussian
+from qbvi.families.mixture import Mixture
 from qbvi.families.product import GaussianProduct, Product, product
 from qbvi.families.wishart import InverseWishart, Wishart
 
@@ -45,6 +46,7 @@ __all__ = [
     "GaussianProduct",
     "InverseGamma",
     "InverseWishart",
+    "Mixture",
     "NegativeBinomial",
     "Part",
     "Poisson",

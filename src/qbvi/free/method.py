@@ -36,7 +36,7 @@ from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Points, Surface
 from qbvi.model import Model
-from qbvi.protocol import Algorithm, Info, Known, Outcome, Values
+from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.stopping import MissingBelow, Rule
@@ -272,13 +272,25 @@ class Free(Algorithm):
             missing_se=error,
             n_draws=len(h),
             failed=1 - len(h) / sum(len(check.r) for check in checks),
+            modes=self._found(state, current.base.weights),
         )
 
     def _found_first(self, family: Any, mode: Mode) -> Outcome:
         """The Gaussian that the search found."""
         q = np.asarray(family.from_moments(mode.mean, mode.cov))
-        unknown = {"evidence": math.nan, "missing": math.nan, "evidence_se": math.inf, "missing_se": math.inf}
-        return Outcome(density=family, q=q, elbo=mode.bound, elbo_se=math.nan, n_draws=0, **unknown)
+        return Outcome(family, q, mode.bound, math.nan, math.nan, math.inf, math.nan, math.inf, n_draws=0)
+
+    def _found(self, state: FreeState, weights: Floats) -> tuple[Found, ...]:
+        """The modes of the search, with the weights of their parts of the base."""
+        worthy = self._search.worthy(state.search)
+        if len(worthy) != len(weights):  # the rounds began without a mode
+            return ()
+        shares = [
+            next((w for w, other in zip(weights, worthy, strict=True) if other is mode), 0.0)
+            for mode in state.search.modes
+        ]
+        found = zip(state.search.modes, shares, strict=True)
+        return tuple(Found(mode.mean, mode.bound, float(share), mode.n_evals) for mode, share in found)
 
     @property
     def _search(self) -> Search:

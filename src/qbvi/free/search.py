@@ -29,6 +29,7 @@ class Mode(NamedTuple):
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
     bound: float  # lower bound there
+    n_evals: int  # evaluations of the path to it
 
 
 class SearchState(NamedTuple):
@@ -90,18 +91,22 @@ class Search:
 
     def base(self, state: SearchState) -> Base:
         """The mixture of all modes that matter, with weights by their bounds."""
-        best = max(mode.bound for mode in state.modes)
-        modes = [mode for mode in state.modes if mode.bound > best - self.rules.survey.worth]
-        weights = np.exp([mode.bound - best for mode in modes])
+        modes = self.worthy(state)
+        weights = np.exp(np.array([mode.bound for mode in modes]) - max(mode.bound for mode in modes))
         means, covs = np.stack([mode.mean for mode in modes]), np.stack([mode.cov for mode in modes])
         return Base(weights / weights.sum(), means, covs)
+
+    def worthy(self, state: SearchState) -> list[Mode]:
+        """The modes that matter, in the order in which they were found."""
+        best = max((mode.bound for mode in state.modes), default=0.0)
+        return [mode for mode in state.modes if mode.bound > best - self.rules.survey.worth]
 
     def _judged(self, family: Any, state: SearchState, info: Info) -> SearchState:
         """End the path if it has arrived, or if it takes too long."""
         rule, is_first = self.rules, not state.modes
         if not self.method.is_exploring(state.path) and float(info.gap) < rule.rounds.begin:
             q = state.path.q
-            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound))
+            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), state.n_path)
             is_new = all(
                 min(_apart(mode.mean, other), _apart(other.mean, mode)) > rule.survey.apart for other in state.modes
             )

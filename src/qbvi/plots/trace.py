@@ -1,4 +1,4 @@
-"""The lower bound over evaluations."""
+"""The lower bound and the predicted gap over evaluations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from numpy.typing import NDArray
 
 from qbvi.plots.style import BLUE, DASHES, INK, ONE_COLUMN, VERMILION, legend_above, new_figure, tidy
 from qbvi.results import Fit
@@ -22,7 +23,8 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     """Plot the lower bound over evaluations, and its final estimate plus or minus two s.e.
 
     The final estimate uses fresh draws. The axis shows the range in which the fit settles. If this
-    cuts off the beginning, an inset shows the whole run.
+    cuts off the beginning, an inset shows the whole run. Below, on a log axis, are the nats that
+    the method expected to gain (the gap), if it made such predictions.
 
     Parameters
     ----------
@@ -31,7 +33,7 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     reference : float or dict of str to float, optional
         A value to compare with, such as the exact optimum, or several values by label.
     ax : matplotlib.axes.Axes, optional
-        Where to plot. By default a new figure one column wide.
+        Where to plot the bound, without the gap. By default a new figure one column wide.
 
     Returns
     -------
@@ -49,16 +51,50 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     if not len(trace):
         msg = "`fit` must have made at least one iteration to have a trace, got 0"
         raise ValueError(msg)
-    figure: Any = new_figure(ONE_COLUMN, 2.5) if ax is None else ax.figure
-    ax = figure.add_subplot() if ax is None else ax
+    figure, ax, below = _axes(fit, ax)
     references = reference if isinstance(reference, Mapping) else {} if reference is None else {"reference": reference}
     _draw_bound(ax, fit)
     _draw_final(ax, fit)
     for (label, value), dashes in zip(references.items(), cycle(DASHES), strict=False):
         ax.axhline(value, color=INK, lw=0.9, ls=dashes, label=label, zorder=4)
     _frame_bound(ax, fit, list(references.values()))
+    if below is not None:
+        _draw_gap(below, fit)
+        ax.set_xlabel("")
+        ax.tick_params(labelbottom=False)
+        figure.align_ylabels()
     legend_above(figure, ax)
     return cast("Figure", figure)
+
+
+def _axes(fit: Fit, ax: Axes | None) -> tuple[Any, Axes, Axes | None]:
+    """The figure, the axes of the bound, and those of the gap if there is one to show."""
+    if ax is not None:
+        return ax.figure, ax, None
+    if not _gaps(fit)[0].size:
+        figure: Any = new_figure(ONE_COLUMN, 2.5)
+        return figure, figure.add_subplot(), None
+    figure = new_figure(ONE_COLUMN, 3.4)
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
+    return figure, above, below
+
+
+def _gaps(fit: Fit) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Evaluations and predicted gaps of the iterations with a prediction."""
+    known = np.isfinite(fit.trace.gap) & (fit.trace.gap > 0)
+    return fit.trace.n_evals[known], fit.trace.gap[known]
+
+
+def _draw_gap(ax: Axes, fit: Fit) -> None:
+    n_evals, gap = _gaps(fit)
+    ax.plot(n_evals, gap, color=BLUE, lw=1.4, marker="o", ms=3)
+    ax.set_yscale("log")
+    # Whole decades, so that there are always two labels to read the scale from.
+    ax.set_ylim(*(10.0 ** np.array([np.floor(np.log10(gap.min() / 1.1)), np.ceil(np.log10(gap.max() * 1.1))])))
+    tidy(ax, "evaluations of the log-likelihood", "gap (nats)")
+    ax.yaxis.set_major_locator(LogLocator(numticks=4))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
 def _draw_bound(ax: Axes, fit: Fit) -> None:

@@ -1,0 +1,162 @@
+"""A check of a posterior: fresh draws from it, at which the user's function is evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arguments import whole_number
+from qbvi.diagnostics import KHAT_LIMIT, pareto_khat
+from qbvi.ending import Stop, StopKind
+from qbvi.evaluate import BlackBox, OnFailure
+from qbvi.evaluate.black_box import calls_of
+from qbvi.evaluate.executors import open_runner
+from qbvi.evaluations import Evaluations, Record
+from qbvi.report import Report
+from qbvi.results import Fit
+from qbvi.verdict import Verdict
+
+__all__ = ["Source", "check"]
+
+Floats = NDArray[np.float64]
+
+# Nats that a check may find missing, beyond two standard errors, of a posterior that counts as
+# complete: twice the default tolerance.
+_MOST_MISSING = 0.1
+_ERRORS = 2.0
+# Missing nats below which the tail of the ratios is rounding: marginals are within 0.02 in total
+# variation whatever it looks like.
+_NEGLIGIBLE = 1e-3
+_STREAM = 0x0C4EC  # keeps the random numbers of checks apart from those of the fit
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """How to call the user's function again, as the fit called it.
+
+    Parameters
+    ----------
+    function, vectorized, on_failure, executor, timeout
+        As for `qbvi.fit`; the function takes and returns NumPy arrays.
+    batches
+        Its data, of which it gets all rows; None if it takes none.
+    """
+
+    function: Callable[..., Any]
+    vectorized: bool | int = False
+    on_failure: OnFailure = "raise"
+    executor: Any = None
+    timeout: float | None = None
+    batches: Any = None
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether a call gets only some rows of the data."""
+        return self.batches is not None and bool(self.batches.is_partial)
+
+
+class Ratios(NamedTuple):
+    """Log importance ratios at draws from q."""
+
+    h: Floats  # (n,) where the posterior is not zero
+    noise: Floats  # (n,) variances of the noise
+    zero: float  # share of the draws at which the posterior is zero
+
+    @classmethod
+    def of(cls, h: Floats, noise: Floats) -> Ratios:
+        """Draws with NaN, at which the function failed, are left out."""
+        known, finite = ~np.isnan(h), np.isfinite(h)
+        return cls(h[finite], noise[finite], float(1 - finite.sum() / max(known.sum(), 1)))
+
+    def figures(self) -> dict[str, Any]:
+        r"""Bound, evidence, missing nats and k-hat, by their names in a report.
+
+        With r the log ratio and z the share of zeros,
+
+        .. math:: \log p(y) = \log(1 - z) + \log E e^r, \quad \mathrm{KL} = \log E e^r - E r
+
+        The divergence is that of q without the region where the posterior is zero.
+        """
+        h, n, allowed = self.h, len(self.h), math.log1p(-self.zero)
+        log_ratios = h - self.noise / 2  # Gaussian noise of this variance raises the mean of exp(h)
+        ratios = np.exp(log_ratios - log_ratios.max())
+        ratios /= ratios.mean()
+        gain = float(log_ratios.max() + np.log(np.mean(np.exp(log_ratios - log_ratios.max()))))
+        missing = gain - float(h.mean())
+        khat = -math.inf if missing < _NEGLIGIBLE else pareto_khat(log_ratios)[0]
+        errors = {
+            "evidence_se": math.sqrt(float(ratios.var(ddof=1)) / n + self.zero / n),
+            "missing_se": float((ratios - h).std(ddof=1)) / math.sqrt(n),
+        }
+        if khat > KHAT_LIMIT:  # the largest ratios are still to come
+            errors = dict.fromkeys(errors, math.inf)
+        return {
+            "elbo": float(h.mean()) + allowed,
+            "elbo_se": float(h.std(ddof=1)) / math.sqrt(n),
+            "evidence": gain + allowed,
+            "missing": missing,
+            "khat": khat,
+            "khat_draws": n,
+            **errors,
+        }
+
+
+def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | None = None) -> Fit:
+    """Evaluate the function at n draws from the posterior, and judge the posterior by them.
+
+    Draws of earlier checks of the same fit count too. With ``seed=None`` the draws follow from the
+    fit's own seed, and each further check has new ones.
+    """
+    n = whole_number("n", n)
+    if source.is_partial:
+        msg = "`log_likelihood` must be given: this fit used mini-batches, whose values are of different data; pass a function of all data"
+        raise ValueError(msg)
+    u = fit.draw_unconstrained(n, _stream(fit) if seed is None else seed)
+    box, new = _bought(fit, u, source)
+    table = new if fit.evaluations is None else Evaluations.joined([fit.evaluations, new])
+    report = replace(
+        fit.report,
+        evaluations=table,
+        n_evals=fit.n_evals + box.n_evals,
+        failures=(*fit.failures, *box.failures),
+    )
+    checked = replace(fit, report=report)
+    ratios = Ratios.of(*checked.log_ratios)
+    if len(ratios.h) < 2:
+        msg = f"`n` must be larger: of {n} draws from this posterior {len(ratios.h)} had a finite value"
+        raise ValueError(msg)
+    return replace(checked, report=_judged(replace(report, **ratios.figures()), ratios))
+
+
+def _stream(fit: Fit) -> np.random.Generator:
+    """Random numbers that follow from the fit's seed and from the checks so far."""
+    if fit.seed is None:
+        return np.random.default_rng()
+    return np.random.default_rng([_STREAM, fit.seed, fit.n_evals])
+
+
+def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]:
+    """Evaluate the function at unconstrained points (n, d)."""
+    record = Record(fit.model.dim)
+    batch = () if source.batches is None else (source.batches.draw(np.random.default_rng(0))[0],)
+    calls = calls_of(source.function, source.vectorized, source.on_failure)
+    with open_runner(calls, source.executor, source.timeout) as runner:
+        box = BlackBox(source.function, source.vectorized, source.on_failure, runner=runner)
+        box.on_returned = lambda values, noise_sd: record.add(u, values, noise_sd, "posterior")
+        box(fit.model.constrain(u), *batch)
+    return box, record.table(fit.model)
+
+
+def _judged(report: Report, ratios: Ratios) -> Report:
+    """Take a convergence back if the draws contradict it."""
+    stop = Verdict().on_ratios(Stop(report.stop_kind, report.stop_reason), ratios.h, report.khat)
+    if stop.kind is StopKind.MISSING and report.missing - _ERRORS * report.missing_se > _MOST_MISSING:
+        stop = stop.but(StopKind.CHECKED, nats=report.missing)
+    note = f"bound, evidence, missing nats and k-hat are from a check with {len(ratios.h):,} draws"
+    kept = [old for old in report.notes if "from a check with" not in old]
+    return replace(report.ended(stop), notes=(*kept, note))
