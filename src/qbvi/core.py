@@ -224,7 +224,7 @@ class Engine:
 
     def values(self, theta: Array, evaluations: Evaluations) -> Values:
         """The function's values, with the prior."""
-        values: Values = self.call(self.core, "values", theta, *evaluations)
+        values: Values = self.call(self.core, "values", theta, *evaluations[:3])
         return values
 
     def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:

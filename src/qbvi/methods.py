@@ -15,7 +15,7 @@ from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
-from qbvi.stopping import Budget
+from qbvi.stopping import RESERVE, Budget
 from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
@@ -24,7 +24,6 @@ __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensiona
 _MOST_DIMENSIONS = 250
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
-_RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
 
 
 class Task(NamedTuple):
@@ -115,5 +114,5 @@ def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time:
     if max_time is not None:
         positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
-    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // _RESERVE)
+    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // RESERVE)
     return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

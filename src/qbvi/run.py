@@ -19,6 +19,7 @@ from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
 from qbvi.diagnostics import pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
+from qbvi.evaluate.deadlines import is_over
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
@@ -28,7 +29,7 @@ from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
 from qbvi.verdict import Look, Verdict
 
-__all__ = ["DomainError", "Run"]
+__all__ = ["DomainError", "OutOfTimeError", "Run"]
 
 Floats = NDArray[np.float64]
 
@@ -38,6 +39,10 @@ _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12
 _BATCHES = 10  # mini-batches among which fresh draws are divided, to see how much they differ
 _RESERVED_LOOKS = 3  # looks that the remaining budget must allow for before one is made
 _INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
+
+
+class OutOfTimeError(EvaluationError):
+    """The time was over before the first step was complete."""
 
 
 class DomainError(RuntimeError):
@@ -101,11 +106,13 @@ class Run:
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
         self._remarks: list[str] = []
+        self._is_cut = False  # whether the time was over in the middle of a step
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
         """Run the loop until a stopping rule, the budget, the user or an error ends it."""
         stop = None
+        self._set_deadline()
         try:
             reached, stop = yield from self._loop(init, progress)
             progress.close(self._history, stop.reason)
@@ -180,7 +187,8 @@ class Run:
             while not stop:
                 self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
-            self._turned(is_last=True)
+            if not self._is_cut:  # else a checkpoint needs the journal of the unfinished step
+                self._turned(is_last=True)
             if not (stop.converged and (yield from self._is_doubted())):
                 return self._state.q, stop
             assert self._look is not None
@@ -197,7 +205,21 @@ class Run:
             self._engine.draws.bit_generator.state = before
             return stop
         is_lenient = self.algorithm.is_exploring(self._state)
-        return self._take(theta, (yield from self._values(theta, self._engine.rows, is_lenient)), progress)
+        evaluated, values = yield from self._values(theta, self._engine.rows, is_lenient)
+        if len(evaluated) < len(theta):
+            return self._cut_short(len(evaluated), len(theta))
+        return self._take(theta, values, progress)
+
+    def _cut_short(self, n: int, size: int) -> Stop:
+        """The stop of a fit whose time was over in the middle of a step; an error in the first."""
+        self._is_cut = True
+        if len(self._history):
+            return Stop.of(StopKind.SECONDS, seconds=self.budget.max_time)
+        msg = (
+            f"`max_time` must allow for the first step, got {self.budget.max_time:g} s for this start, in which {n} of its "
+            f"{size} points were evaluated; give more time, or faster calls (`executor`, `vectorized`)"
+        )
+        raise OutOfTimeError(msg)
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -276,6 +298,8 @@ class Run:
         # Methods need pairs of draws.
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
         self._looks += 1
+        if self._look is None or self._look.draws is None:  # the time was over before all were evaluated
+            return False
         return self.verdict.doubts(self._look, self._history.gap[-1])
 
     def _compiled(self) -> CompiledSteps | None:
@@ -310,14 +334,18 @@ class Run:
 
     def _values(
         self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
-    ) -> Generator[Request, Evaluations, Values]:
+    ) -> Generator[Request, Evaluations, tuple[Array, Values]]:
+        """Return the points that were evaluated before the time was over, and their values."""
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
         self.black_box.is_lenient = is_lenient
         evaluations = yield request
         self.number += 1
-        self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
-        return self._engine.values(theta, evaluations)
+        if evaluations.rows is not None:
+            theta = theta[evaluations.rows]
+        else:
+            self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
+        return theta, self._engine.values(theta, evaluations)
 
     def _count_dark_steps(self, is_some: bool) -> None:
         """Raise an error after too many consecutive steps without a finite value."""
@@ -373,11 +401,11 @@ class Run:
         look = self._look
         if look is None or look.q is not kept.q:
             n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
-            if n < 2:  # the budget is spent: use the draws of the steps
-                share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
-                self._remark_failures(share, "all draws")
-                return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
-            look = yield from self._look_at(kept.q, n)
+            look = (yield from self._look_at(kept.q, n)) if n >= 2 else None
+        if look is None:  # the budget is spent: use the draws of the steps
+            share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
+            self._remark_failures(share, "all draws")
+            return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
         self._remark_failures(look.failed, "fresh draws from the result")
         return self._freeze(Kept(kept.q, look.h), stop, look)
 
@@ -385,24 +413,41 @@ class Run:
         if share:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
-    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look]:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look | None]:
         """Evaluate fresh draws from ``q``, in parts that fit into memory.
 
-        With mini-batches, each part has its own batch and is a group of its own.
+        With mini-batches, each part has its own batch and is a group of its own. If the time is
+        over before all are evaluated, the look has those that are; None if they are too few.
         """
         fewest = min(_BATCHES, n // 2) if self._is_partial else 1
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
         failed, size, h = len(self.black_box.failures), n // parts, []
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
-            values = yield from self._values(theta, self._engine.fresh)
-            h.append(self._engine.residual(q, theta, values.log_joint))
-        share = (len(self.black_box.failures) - failed) / (parts * size)
+            theta, values = yield from self._values(theta, self._engine.fresh)
+            if len(theta) == size or not self._is_partial:
+                h.append(self._engine.residual(q, theta, values.log_joint))
+            if len(theta) < size:
+                break
+        made = sum(map(len, h))
+        if made < parts * size:
+            self.remark(f"`max_time` ended the fresh draws from the result: {made} of {parts * size} were evaluated")
+        if made < 2:
+            return None
+        share = (len(self.black_box.failures) - failed) / made
         groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
-        return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
+        return Look(self.family, q, groups, share, (theta, values) if made == size else None)
+
+    def _set_deadline(self) -> None:
+        """Limit the calls to the time of the budget, of which a resumed run has spent a part."""
+        if self.budget.max_time is not None:
+            own = time.monotonic() + self.budget.max_time - self._seconds()
+            self.black_box.deadline = min(own, self.black_box.deadline or own)
 
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
+        if is_over(self.black_box.deadline):
+            return 0
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
 
     @property

@@ -13,6 +13,7 @@ from qbvi.conversation import Unconstrained
 from qbvi.ending import Stop, StopKind
 from qbvi.model import Model
 from qbvi.results import Fit
+from qbvi.run import OutOfTimeError
 
 __all__ = ["best_of", "run_all", "starting_points"]
 
@@ -72,12 +73,18 @@ def best_of(fits: Sequence[Fit]) -> Fit:
 def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
     """Run from ``init`` and from each further point, and return the best fit.
 
-    Each run has its own seed and number. If the user ends one run, no further one begins.
+    Each run has its own seed and number. If the user ends one run, or there is no time for its
+    first step, no further one begins.
     """
     seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
     fits: list[Fit] = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
-        fits.append(run(start, own, len(fits) + 1))
+        try:
+            fits.append(run(start, own, len(fits) + 1))
+        except OutOfTimeError:
+            if not fits:
+                raise
+            break
         if fits[-1].stop_kind.is_by_user:
             break
     return best_of(fits)

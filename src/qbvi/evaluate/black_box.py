@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
+from qbvi.evaluate.deadlines import is_over, limited_to
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = ["AbandonedError", "BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -40,19 +41,40 @@ class EvaluationError(RuntimeError):
         self.fit: Any = None
 
 
+class AbandonedError(EvaluationError):
+    """Time is over, and calls that cannot be ended have not ended by themselves."""
+
+    def __init__(self, where: str, n: int, grace: float) -> None:
+        calls = "one call" if n == 1 else f"{n} calls"
+        msg = (
+            f"`max_time` is over and {calls} in {where} did not end within another {grace:.2g} s. What cannot be "
+            "ended from here was abandoned. `error.fit` holds the fit so far, if there is one. Calls in processes of "
+            "qbvi's own (`executor` as a number) are ended in time"
+        )
+        super().__init__(msg)
+
+
 class Evaluations(NamedTuple):
     """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
     values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
     ok: Any  # (n,) truth values
     noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
+    # Rows of the request that were evaluated before the time was over; None for all of them.
+    rows: NDArray[np.int64] | None = None
 
 
 class Runner(Protocol):
     """Makes the calls in place of this process; see `qbvi.evaluate.executors.open_runner`."""
 
-    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[tuple[int, list[Outcome]]]:
-        """Yield the number and the outcomes of each block as they arrive, in any order."""
+    def run(
+        self, blocks: Sequence[Points], batch: tuple[Any, ...], deadline: float | None = None
+    ) -> Iterator[tuple[int, list[Outcome]]]:
+        """Yield the number and the outcomes of each block as they arrive, in any order.
+
+        No call begins after the ``deadline``, so that the last blocks may be missing. Calls that
+        cannot be ended and do not end raise an `EvaluationError`.
+        """
         ...
 
 
@@ -95,6 +117,7 @@ class BlackBox:
     failures: list[Failure] = field(default_factory=list)
     runner: Runner | None = None
     is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
+    deadline: float | None = None  # on the clock time.monotonic: no call begins after it
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -123,6 +146,12 @@ class BlackBox:
         on_done
             Called in this process with the row and the outcome of each new evaluation as it
             arrives.
+
+        Returns
+        -------
+        Evaluations
+            Those of all points or, if the deadline passed, of some: ``rows`` then says of which.
+            The others were not evaluated. They are no failures and do not count.
         """
         is_first = self.n_evals == 0
         outcomes = dict(known)
@@ -130,13 +159,16 @@ class BlackBox:
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(i, outcome)
-        ordered = [outcomes[i] for i in range(count(points))]
-        self.n_evals += len(ordered) + self._repeated(ordered)
+        made = sorted(outcomes)
+        ordered = [outcomes[i] for i in made]
+        self.n_evals += len(ordered) + self._repeated(outcomes, count(points))
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        return self._replace_failed(Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
+        evaluated = Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale)
+        filled = self._replace_failed(evaluated, failures, scale)
+        return filled if len(made) == count(points) else filled._replace(rows=np.array(made, dtype=np.int64))
 
     @property
     def _calls(self) -> Calls:
@@ -165,24 +197,29 @@ class BlackBox:
         self, blocks: Sequence[Points], batch: tuple[Any, ...], is_first: bool
     ) -> Iterator[tuple[int, list[Outcome]]]:
         if self.runner is not None:
-            yield from self.runner.run(blocks, batch)
+            yield from self.runner.run(blocks, batch, self.deadline)
             return
         # In this process a bug is raised as it is, so that a debugger finds its frame.
-        let_through = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
+        let_through = (ShapeError, AbandonedError, *(_PROGRAMMING_ERRORS if is_first else ()))
         for j, block in enumerate(blocks):
-            yield j, self._calls(block, batch, let_through)
+            if is_over(self.deadline):
+                return
+            with limited_to(self.deadline):
+                outcomes = self._calls(block, batch, let_through)
+            yield j, outcomes
 
-    def _repeated(self, outcomes: Sequence[Outcome]) -> int:
+    def _repeated(self, outcomes: Mapping[int, Outcome], n: int) -> int:
         """How many points were evaluated again, alone, to find the one that made a call fail."""
         if not self._calls.blame:
             return 0
-        blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
-        return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
+        blocks = [block for block in blocks_of(n, self.vectorized) if len(block) > 1]
+        lost = {i for i, outcome in outcomes.items() if _was_lost(outcome.failure)}
+        return sum(len(block) for block in blocks if not lost.isdisjoint(block))
 
     def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
         if not failures:
             return evaluated
-        values, ok, noise_sd = evaluated
+        values, ok, noise_sd, _ = evaluated
         self.failures.extend(failures.values())
         treatments = {i: self.treatment(failure) for i, failure in failures.items()}
         for i, treatment in treatments.items():

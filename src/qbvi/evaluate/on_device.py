@@ -164,7 +164,7 @@ class DeviceBox(BlackBox):
         if not isinstance(self.on_failure, str):
             evaluated = Evaluations(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
             replaced = self._replace_failed(evaluated, failures, scale)
-            return Evaluations(*(self.backend.asarray(part) for part in replaced))
+            return Evaluations(*(self.backend.asarray(part) for part in replaced[:3]))
         self.record(failures, np.isfinite(on_host))
         return Evaluations(*replace_failed(self.on_failure, values, ok), noise_sd * scale)
 
