@@ -28,6 +28,7 @@ from qbvi.checkpoint import (
     write_saved,
 )
 from qbvi.conversation import Conversation, Iterate, Request
+from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
@@ -37,7 +38,7 @@ from qbvi.points import row, rows
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
-from qbvi.run import DomainError, Run
+from qbvi.run import Run
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
@@ -159,7 +160,7 @@ class Ask:
 
     @property
     def done(self) -> bool:
-        """Whether the fit is finished and needs no more values."""
+        """Whether the fit has ended and needs no more values, also if an error ended it."""
         return self._request is None
 
     def ask(self) -> Points:
@@ -212,6 +213,9 @@ class Ask:
         Before the fit is done it is the current one, marked as not converged.
         """
         so_far = self._fit or self._run.so_far()
+        if so_far is None and self._error is not None:
+            msg = f"there is no posterior, as the first step ended with an error: {self._error}"
+            raise RuntimeError(msg)
         if so_far is None:
             msg = f"there is no posterior before the first step: give the values of its {self._last.size} points to `tell`"
             raise RuntimeError(msg)
@@ -265,6 +269,7 @@ class Ask:
 
     def _begin(self, init: Any, answers: Answers) -> None:
         self._fit: Fit | None = None
+        self._error: BaseException | None = None  # that ended the fit
         self._saved_answers, keep = answers, self._run.on_turn
 
         def remember(is_last: bool) -> None:
@@ -274,12 +279,15 @@ class Ask:
 
         self._run.on_turn = remember
         self._conversation: Conversation = self._run.requests(init, Progress(shown=False))
-        self._wait_for(next(self._conversation))
+        # Until there is a request: a checkpoint may hold a fit that is finished.
+        self._request: Request | None = None
+        self._last = Request(0, self._run.model.constrain(np.empty((0, self._run.model.dim))))
+        self._first_id, self._received = self._run.black_box.n_evals, dict[int, Outcome]()
+        self._move(lambda: next(self._conversation))
         self._advance()
 
     def _wait_for(self, request: Request) -> None:
-        self._request: Request | None = request
-        self._last = request
+        self._request = self._last = request
         self._first_id = self._run.black_box.n_evals
         self._received = (
             self._checkpoint.known(request) if self._checkpoint is not None else self._saved_answers.to(request)
@@ -294,14 +302,23 @@ class Ask:
     def _advance(self) -> None:
         """Take every step whose values are complete."""
         while self._request is not None and len(self._received) == self._request.size:
-            evaluations = self._run.black_box(self._request.points, known=self._received)
-            try:
-                self._wait_for(self._conversation.send(evaluations))
-            except StopIteration as end:
-                self._request, self._fit = None, end.value
-            except (EvaluationError, DomainError) as error:
-                self._request, self._fit = None, error.fit
-                raise
+            self._move(self._answered)
+
+    def _answered(self) -> Request:
+        """Answer the current request with the values received, and return the next."""
+        return self._conversation.send(self._run.black_box(self._last.points, known=self._received))
+
+    def _move(self, step: Callable[[], Request]) -> None:
+        """Go on to the next request, or to the end of the fit."""
+        try:
+            self._wait_for(step())
+        except StopIteration as end:
+            self._request, self._fit = None, end.value
+        except BaseException as error:
+            # The loop cannot go on after an error: the fit has ended with what there was before.
+            self._request, self._error = None, error
+            self._fit = self._run.so_far(Stop.of(StopKind.ERROR, error=error))
+            raise
 
     def _row(self, number: Any) -> int | None:
         """Row of a point in the current request; None for a point of an earlier step."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +108,7 @@ class Run:
         self._look: Look | None = None  # the newest of these checks
         self._remarks: list[str] = []
         self._is_cut = False  # whether the time was over in the middle of a step
+        self._again = (0, 0)  # evaluations and failures that a resumed run will count again
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
@@ -140,6 +142,7 @@ class Run:
         """What `restore` needs; take it in ``on_turn``, between two steps."""
         history = {name: np.asarray(values) for name, values in self._history.recorded().items()}
         generators = tuple(dict(rng.bit_generator.state) for rng in self._engine.generators)
+        n_evals, n_failures = (now - again for now, again in zip(self._counts(), self._again, strict=True))
         return Snapshot(
             number=self.number,
             state=self.backend.fetch(self._state),
@@ -148,8 +151,8 @@ class Run:
             kept=self.backend.fetch(self._kept),
             dark=self._dark,
             looks=self._looks,
-            n_evals=self.black_box.n_evals,
-            failures=tuple(self.black_box.failures),
+            n_evals=n_evals,
+            failures=tuple(self.black_box.failures[:n_failures]),
             seconds=self._seconds(),
         )
 
@@ -172,9 +175,9 @@ class Run:
         """Add a sentence to the notes of the fit."""
         self._remarks.append(note)
 
-    def so_far(self) -> Fit | None:
-        """The unfinished fit at this point; None before the first step."""
-        return None if self._kept is None else self._freeze(self._kept, Stop.of(StopKind.UNFINISHED))
+    def so_far(self, stop: Stop | None = None) -> Fit | None:
+        """The fit at this point, unfinished unless ``stop`` says more; None before a first step."""
+        return None if self._kept is None else self._freeze(self._kept, stop or Stop.of(StopKind.UNFINISHED))
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
         if self._state is None:
@@ -187,8 +190,7 @@ class Run:
             while not stop:
                 self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
-            if not self._is_cut:  # else a checkpoint needs the journal of the unfinished step
-                self._turned(is_last=True)
+            self._turned(is_last=True)
             if not (stop.converged and (yield from self._is_doubted())):
                 return self._state.q, stop
             assert self._look is not None
@@ -197,16 +199,18 @@ class Run:
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
-        before = self._engine.draws.bit_generator.state
+        before = self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, self._counts()
         theta = self._engine.ask(self._state, len(self._history))
         stop = self._unaffordable(len(theta))
         if stop:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
-            self._engine.draws.bit_generator.state = before
+            self._engine.draws.bit_generator.state = before[0]
             return stop
         is_lenient = self.algorithm.is_exploring(self._state)
         evaluated, values = yield from self._values(theta, self._engine.rows, is_lenient)
-        if len(evaluated) < len(theta):
+        if len(evaluated) < len(theta):  # likewise
+            self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, counts = before
+            self._again = self._since(counts)
             return self._cut_short(len(evaluated), len(theta))
         return self._take(theta, values, progress)
 
@@ -223,7 +227,8 @@ class Run:
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
-        with one_blas_thread(), np.errstate(all="ignore"):  # `tell` rejects a step that overflows
+        # `tell` rejects a step that overflows, unless the values are beyond all bounds.
+        with one_blas_thread(), np.errstate(all="ignore"), _explained("the values of a step"):
             self._state, iteration = self._engine.tell(self._state, theta, values)
         self._record(iteration, self._seconds(), progress)
         return self._ending(iteration)
@@ -300,7 +305,8 @@ class Run:
         self._looks += 1
         if self._look is None or self._look.draws is None:  # the time was over before all were evaluated
             return False
-        return self.verdict.doubts(self._look, self._history.gap[-1])
+        with _explained("the values at fresh draws"):
+            return self.verdict.doubts(self._look, self._history.gap[-1])
 
     def _compiled(self) -> CompiledSteps | None:
         """Compiled steps, if the backend, the method and ``on_failure`` allow them."""
@@ -336,14 +342,17 @@ class Run:
         self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
     ) -> Generator[Request, Evaluations, tuple[Array, Values]]:
         """Return the points that were evaluated before the time was over, and their values."""
+        if self.backend.is_host and not np.isfinite(theta).all():
+            msg = f"the next points are not finite: the fit left the numbers that a computer has; {_EXTREME}"
+            raise EvaluationError(msg)
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
         self.black_box.is_lenient = is_lenient
         evaluations = yield request
-        self.number += 1
-        if evaluations.rows is not None:
+        if evaluations.rows is not None:  # the same request comes again if the run is resumed
             theta = theta[evaluations.rows]
         else:
+            self.number += 1
             self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
         return theta, self._engine.values(theta, evaluations)
 
@@ -400,14 +409,15 @@ class Run:
         """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
         look = self._look
         if look is None or look.q is not kept.q:
-            n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
+            n = 0 if self._is_cut else int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
             look = (yield from self._look_at(kept.q, n)) if n >= 2 else None
         if look is None:  # the budget is spent: use the draws of the steps
             share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
             self._remark_failures(share, "all draws")
             return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
         self._remark_failures(look.failed, "fresh draws from the result")
-        return self._freeze(Kept(kept.q, look.h), stop, look)
+        with _explained("the values at fresh draws"):
+            return self._freeze(Kept(kept.q, look.h), stop, look)
 
     def _remark_failures(self, share: float, draws: str) -> None:
         if share:
@@ -421,7 +431,8 @@ class Run:
         """
         fewest = min(_BATCHES, n // 2) if self._is_partial else 1
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
-        failed, size, h = len(self.black_box.failures), n // parts, []
+        size, h, counts = n // parts, [], self._counts()
+        before = self.number, self._engine.fresh.bit_generator.state
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh)
@@ -432,11 +443,22 @@ class Run:
         made = sum(map(len, h))
         if made < parts * size:
             self.remark(f"`max_time` ended the fresh draws from the result: {made} of {parts * size} were evaluated")
+            self.number, self._engine.fresh.bit_generator.state = before
+            self._again = self._since(counts)
+            self._turned(is_last=True)
         if made < 2:
             return None
-        share = (len(self.black_box.failures) - failed) / made
+        share = self._since(counts)[1] / made
         groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
         return Look(self.family, q, groups, share, (theta, values) if made == size else None)
+
+    def _counts(self) -> tuple[int, int]:
+        """Evaluations and failures so far."""
+        return self.black_box.n_evals, len(self.black_box.failures)
+
+    def _since(self, counts: tuple[int, int]) -> tuple[int, int]:
+        n_evals, n_failures = self._counts()
+        return n_evals - counts[0], n_failures - counts[1]
 
     def _set_deadline(self) -> None:
         """Limit the calls to the time of the budget, of which a resumed run has spent a part."""
@@ -446,7 +468,7 @@ class Run:
 
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
-        if is_over(self.black_box.deadline):
+        if not self.backend.is_host and is_over(self.black_box.deadline):  # on the host, the box sees to it
             return 0
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
 
@@ -484,6 +506,22 @@ class Run:
             backend=self.where or str(self.backend),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+_EXTREME = (
+    "its values or their noise are too large or too small, or infinite; return a log-likelihood of moderate size, "
+    "or None, NaN or -inf where there is none"
+)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn the errors of arithmetic into ours."""
+    try:
+        yield
+    except (ArithmeticError, np.linalg.LinAlgError, ValueError) as error:
+        msg = f"nothing can be computed from {what} ({type(error).__name__}: {error}); {_EXTREME}"
+        raise EvaluationError(msg) from error
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

@@ -307,8 +307,8 @@ class Budget(Rule):
     max_evals, max_time
         Largest number of evaluations of the user's function, and of seconds; None for no limit.
     reserve
-        Evaluations reserved for the fresh draws at the end. Time is reserved for them too, as much
-        as so many evaluations took on average, but at most a quarter of ``max_time``.
+        Evaluations reserved for the fresh draws at the end. Time is reserved too: for another step
+        and so many evaluations, at the pace so far, but at most a quarter of ``max_time``.
 
     Examples
     --------
@@ -348,8 +348,11 @@ class Budget(Rule):
     def _reserved_time(self, history: History) -> float:
         """Seconds for the fresh draws at the end."""
         assert self.max_time is not None
+        if not self.reserve:
+            return 0.0
         each = history.seconds[-1] / max(history.n_evals[-1], 1)
-        return min(self.reserve * each, self.max_time / RESERVE)
+        step = history.seconds[-1] - (history.seconds[-2] if len(history) > 1 else 0.0)
+        return min(self.reserve * each + step, self.max_time / RESERVE)
 
     def spent(self) -> Stop:
         """The stop of a fit that has spent its evaluations."""

@@ -25,12 +25,16 @@ _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 
 
 class EvaluationError(RuntimeError):
-    """The log-likelihood failed at a point and `on_failure` says to raise.
+    """The function could not be evaluated, or not used, and the fit ended.
+
+    - It failed at a point, and `on_failure` says to raise.
+    - The workers, the cluster or the time that its calls need are gone.
+    - No step can be computed from its values.
 
     Attributes
     ----------
     failure
-        Where and why: a `qbvi.Failure`.
+        Where and why it failed: a `qbvi.Failure`; None for the other reasons.
     fit
         The fit as it was before the failing step, or None where no step had been made.
     """

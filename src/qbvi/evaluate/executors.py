@@ -318,7 +318,8 @@ def _send(pool: Any, i: int, delivery: Delivery, arrived: queue.SimpleQueue[Any]
 
 
 def _pids(pool: Any) -> set[int]:
-    return {process.pid for process in list(getattr(pool, "_pool", ())) if hasattr(process, "exitcode")}
+    """The processes of a pool; none for a pool of threads."""
+    return {process.pid for process in list(getattr(pool, "_pool", ())) if hasattr(process, "pid")}
 
 
 def _raise_if_died(pool: Any, before: set[int]) -> None:
