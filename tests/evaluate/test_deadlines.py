@@ -100,7 +100,9 @@ def test_a_step_that_time_cuts_is_left_out_and_the_fresh_draws_that_it_cuts_are_
 
 
 def test_no_time_for_the_first_step_is_an_error_that_counts(clock):
-    with pytest.raises(qbvi.EvaluationError, match="`max_time` must allow for the first step, got 0.5 s .* in which 3 of its"):
+    with pytest.raises(
+        qbvi.EvaluationError, match="`max_time` must allow for the first step, got 0.5 s .* in which 3 of its"
+    ):
         qbvi.fit(clock.costing(Target(), 0.2), PRIOR, max_time=0.5, seed=1)
 
 
