@@ -7,8 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -101,7 +101,7 @@ def test_a_step_that_time_cuts_is_left_out_and_the_fresh_draws_that_it_cuts_are_
 
 def test_no_time_for_the_first_step_is_an_error_that_counts(clock):
     with pytest.raises(
-        qbvi.EvaluationError, match="`max_time` must allow for the first step, got 0.5 s .* in which 3 of its"
+        qbvi.EvaluationError, match=r"`max_time` must allow for the first step, got 0.5 s .* in which 3 of its"
     ):
         qbvi.fit(clock.costing(Target(), 0.2), PRIOR, max_time=0.5, seed=1)
 
@@ -291,9 +291,12 @@ def dying(x):
 
 def test_a_worker_of_a_multiprocessing_pool_that_dies_is_an_error_and_no_hang():
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        with open_runner(Calls(dying), pool) as runner, pytest.raises(qbvi.EvaluationError, match="Pool died"):
-            list(runner.run([np.ones((1, 1))], ()))
+    with (
+        multiprocessing.get_context(method).Pool(1) as pool,
+        open_runner(Calls(dying), pool) as runner,
+        pytest.raises(qbvi.EvaluationError, match="Pool died"),
+    ):
+        list(runner.run([np.ones((1, 1))], ()))
 
 
 # ---------------------------------------------------------------- waiting
@@ -308,5 +311,5 @@ def test_waiting_ends_when_time_does_and_errors_come_through():
     with pytest.raises(TimeoutError):
         list(arriving(lambda: map(never.wait, [1000]), lambda: 0.01))
     with pytest.raises(ZeroDivisionError):
-        list(arriving(lambda: map(lambda x: 1 / x, [0]), lambda: 10.0))
+        list(arriving(lambda: (1 / x for x in [0]), lambda: 10.0))
     never.set()

@@ -11,6 +11,7 @@ is something that went wrong too. A module of this package is a part of the tabl
 `short` trials run in `make test`, `long` ones in `make soak`. A trial must end by itself: what may hang goes through `ended`.
 """
 
+import contextlib
 import importlib
 import os
 import pkgutil
@@ -106,10 +107,8 @@ def ended(command, **options):
 
 def end_group(process):
     """Kill a process that was started in a session of its own, with all that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
