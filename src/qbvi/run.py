@@ -107,7 +107,7 @@ class Run:
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
         self._remarks: list[str] = []
-        self._is_cut = False  # whether the time was over in the middle of a step
+        self._is_cut = False  # whether the time was over in a step, or before fresh draws
         self._again = (0, 0)  # evaluations and failures that a resumed run will count again
         self._start = time.perf_counter()
 
@@ -303,6 +303,7 @@ class Run:
         # Methods need pairs of draws.
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
         self._looks += 1
+        self._is_cut = self._look is None
         if self._look is None or self._look.draws is None:  # the time was over before all were evaluated
             return False
         with _explained("the values at fresh draws"):
@@ -450,7 +451,7 @@ class Run:
             return None
         share = self._since(counts)[1] / made
         groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
-        return Look(self.family, q, groups, share, (theta, values) if made == size else None)
+        return Look(self.family, q, groups, share, (theta, values) if made == n == size else None)
 
     def _counts(self) -> tuple[int, int]:
         """Evaluations and failures so far."""

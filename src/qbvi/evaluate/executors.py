@@ -215,10 +215,11 @@ def _submitter(executor: Any) -> _Start:
     """
     if hasattr(executor, "submit"):
         return functools.partial(_by_submit, executor)
-    if hasattr(executor, "apply_async"):
+    if hasattr(executor, "apply_async") and hasattr(executor, "_pool"):
         return functools.partial(_by_pool, executor)
-    if hasattr(executor, "map"):
-        return functools.partial(_by_map, executor, executor.map)
+    for name in ("imap", "map"):  # `imap` yields results as they arrive
+        if hasattr(executor, name):
+            return functools.partial(_by_map, executor, getattr(executor, name))
     if callable(executor):
         return functools.partial(_by_map, executor, executor)
     msg = (

@@ -132,3 +132,31 @@ def killer(rng, folder):
         box(np.ones((1, 3)))
     (failure,) = box.failures
     return "" if failure.kind == "died" and "workers that made this call died" in failure.message else repr(failure)
+
+
+@attack("Dask: parts on a worker that hangs", short=1, long=3, marks=ON_DASK)
+def parts_hang(rng, folder):
+    flag = str(folder / "flag")
+
+    def function(theta, part):
+        while os.path.exists(flag):
+            time.sleep(0.05)
+        return -0.5 * ((theta[:, :1] - part) ** 2).sum(axis=1)
+
+    with cluster(processes=False) as (_, client):
+        likelihood = qbvi.ShardedLikelihood(function, np.split(rng.standard_normal(100), 4), client=client)
+        try:
+            fit = qbvi.fit(
+                likelihood,
+                PRIOR,
+                vectorized=True,
+                method=ENDLESS,
+                max_time=3.0,
+                seed=1,
+                callback=lambda now: open(flag, "w").close(),
+            )
+            return f"no error: {fit.stop_reason}"
+        except qbvi.EvaluationError as error:
+            return "" if error.fit is not None and "abandoned" in str(error) else repr(error)
+        finally:
+            os.unlink(flag)  # else the cluster waits for its threads
