@@ -21,6 +21,7 @@ from qbvi.evaluate.calls import Calls
 from qbvi.evaluate.deadlines import arriving, within
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluate.pool import Processes
+from qbvi.evaluate.tasks import Task
 
 PRIOR = qbvi.Normal(1, 2, shape=3)
 ENDLESS = qbvi.QBVI(n_samples=10, stop=(), n_fresh=100)  # only a budget ends it
@@ -174,21 +175,34 @@ def test_a_function_that_does_not_load_in_time():
         qbvi.fit(SlowToLoad(), PRIOR, executor=1, max_time=SOON)
 
 
-def test_the_children_of_a_worker_that_dies_by_itself_end_with_it(tmp_path):
-    log = tmp_path / "children"
-
+def leaving_a_child(log, dies):
     def function(x):
         child = subprocess.Popen(["sleep", "1000"])
         with open(log, "a") as file:
             file.write(f"{child.pid}\n")
-        os._exit(3)
+        if dies:
+            os._exit(3)
+        return x[0]
 
-    with Processes(Calls(function), workers=1) as pool:
+    return function
+
+
+def test_the_children_of_a_worker_that_dies_by_itself_end_with_it(tmp_path):
+    log = tmp_path / "children"
+    with Processes(Calls(leaving_a_child(log, dies=True)), workers=1) as pool:
+        (worker,) = pool._workers
+        worker.give([Task(0, np.ones((1, 1)))], ())
+        worker.process.join()  # until its death is known, after which nothing is left to kill but the child
         ((_, (outcome,)),) = pool.run([np.ones((1, 1))], ())
         assert outcome.failure.kind == "died"
-        children = [int(line) for line in log.read_text().split()]
-        assert len(children) == 2
-        assert wait_until_gone(children) == []
+        assert wait_until_gone([int(line) for line in log.read_text().split()]) == []
+
+
+def test_the_children_of_calls_end_with_the_pool(tmp_path):
+    log = tmp_path / "children"
+    with Processes(Calls(leaving_a_child(log, dies=False)), workers=1) as pool:
+        list(pool.run([np.ones((1, 1))] * 2, ()))
+    assert wait_until_gone([int(line) for line in log.read_text().split()]) == []
 
 
 @pytest.mark.skipif("forkserver" not in multiprocessing.get_all_start_methods(), reason="this system has no forkserver")
