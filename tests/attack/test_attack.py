@@ -5,29 +5,34 @@ import pytest
 from attacks import cases, tallied
 
 CASES = cases()
+PORTION = 10  # trials of one test
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # sockets and pipes of what was killed
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
 
-def survive(case, n, tmp_path, record_property):
-    tally = tallied(case, n, tmp_path)
+def survive(case, numbers, tmp_path, record_property):
+    tally = tallied(case, numbers, tmp_path)
     record_property("attack", (case.name, tally.tried, tally.survived))
     assert not tally.complaints, "\n".join(tally.complaints[:5])
 
 
-def rows(of):
-    return [pytest.param(case, id=case.name, marks=case.marks) for case in CASES if getattr(case, of)]
+def portions(of):
+    """Each case in portions that end well before the time limit of a test."""
+    for case in CASES:
+        n = getattr(case, of)
+        for first in range(0, n, PORTION):
+            numbers = range(first, min(first + PORTION, n))
+            yield pytest.param(case, numbers, id=f"{case.name}-{first}", marks=case.marks)
 
 
-@pytest.mark.parametrize("case", rows("short"))
-def test_a_few_trials(case, tmp_path, record_property):
-    survive(case, case.short, tmp_path, record_property)
+@pytest.mark.parametrize(("case", "numbers"), portions("short"))
+def test_a_few_trials(case, numbers, tmp_path, record_property):
+    survive(case, numbers, tmp_path, record_property)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("case", rows("long"))
-def test_many_trials(case, tmp_path, record_property):
-    survive(case, case.long, tmp_path, record_property)
+@pytest.mark.parametrize(("case", "numbers"), portions("long"))
+def test_many_trials(case, numbers, tmp_path, record_property):
+    survive(case, numbers, tmp_path, record_property)

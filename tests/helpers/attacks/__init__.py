@@ -70,10 +70,10 @@ def cases():
     return list(_CASES.values())
 
 
-def tallied(case, n, folder):
-    """Run n trials, the first of which are the same for every n."""
+def tallied(case, numbers, folder):
+    """Run the trials with these numbers; a trial depends on its number alone."""
     tally = Tally()
-    for k in range(n):
+    for k in numbers:
         own = folder / str(k)
         own.mkdir()
         try:
@@ -129,17 +129,17 @@ PYTHON = sys.executable
 
 def show_table(terminal):
     """Write the table of the trials that a run of pytest made: case, tried, survived."""
-    rows = {
-        tuple(value)
-        for reports in terminal.stats.values()
-        for report in reports
-        for name, value in getattr(report, "user_properties", ())
-        if name == "attack"
-    }
+    rows = {}
+    for report in (report for reports in terminal.stats.values() for report in reports):
+        for kind, value in getattr(report, "user_properties", ()):
+            if kind == "attack" and report.when == "call":
+                name, tried, survived = value
+                before = rows.get(name, (0, 0))
+                rows[name] = (before[0] + tried, before[1] + survived)
     if not rows:
         return
-    width = max(len(name) for name, _, _ in rows)
+    width = max(map(len, rows))
     terminal.section("attacks")
     terminal.write_line(f"{'case':{width}}  tried  survived")
-    for name, tried, survived in sorted(rows):
+    for name, (tried, survived) in sorted(rows.items()):
         terminal.write_line(f"{name:{width}}  {tried:5}  {survived:8}")
