@@ -27,12 +27,12 @@ def portions(of):
             yield pytest.param(case, numbers, id=f"{case.name}-{first}", marks=case.marks)
 
 
-@pytest.mark.parametrize(("case", "numbers"), portions("short"))
+@pytest.mark.parametrize(("case", "numbers"), list(portions("short")))
 def test_a_few_trials(case, numbers, tmp_path, record_property):
     survive(case, numbers, tmp_path, record_property)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("case", "numbers"), portions("long"))
+@pytest.mark.parametrize(("case", "numbers"), list(portions("long")))
 def test_many_trials(case, numbers, tmp_path, record_property):
     survive(case, numbers, tmp_path, record_property)
