@@ -36,11 +36,11 @@ def cluster(processes):
         yield started, client
 
 
-def ended_by_error(client, words, callback=None, function=None):
+def ended_by_error(client, words, callback=None, function=None, max_time=3.0):
     """Fit with a time limit; say what is wrong unless it ends with an error of ours that has the fit so far."""
     try:
         fit = qbvi.fit(
-            function or Target(), PRIOR, method=ENDLESS, executor=client, max_time=3.0, seed=1, callback=callback
+            function or Target(), PRIOR, method=ENDLESS, executor=client, max_time=max_time, seed=1, callback=callback
         )
     except qbvi.EvaluationError as error:
         if error.fit is None:
@@ -112,26 +112,13 @@ def closed(rng, folder):
 def stopped(rng, folder):
     with cluster(processes=True) as (_, client):
         pids = list(client.run(os.getpid).values())
+        once = qbvi.QBVI(n_samples=10, stop=qbvi.MaxIterations(1), n_fresh=20)
+        qbvi.fit(Target(), PRIOR, method=once, executor=client, seed=1)  # after it the workers have imported all
         try:
-            return ended_by_error(client, "", lambda now: [os.kill(pid, signal.SIGSTOP) for pid in pids])
+            return ended_by_error(client, "", lambda now: [os.kill(pid, signal.SIGSTOP) for pid in pids], max_time=15.0)
         finally:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
-
-
-@attack("Dask: a point that kills its workers", short=0, long=2, marks=ON_DASK)
-def killer(rng, folder):
-    from faults import Faulty
-    from qbvi.evaluate import BlackBox
-    from qbvi.evaluate.calls import Calls
-    from qbvi.evaluate.executors import open_runner
-
-    function = Faulty("exit-later", 100)
-    with cluster(processes=True) as (_, client), open_runner(Calls(function), client) as runner:
-        box = BlackBox(function, on_failure="exclude", runner=runner)
-        box(np.ones((1, 3)))
-    (failure,) = box.failures
-    return "" if failure.kind == "died" and "workers that made this call died" in failure.message else repr(failure)
 
 
 @attack("Dask: parts on a worker that hangs", short=1, long=3, marks=ON_DASK)
