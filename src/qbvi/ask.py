@@ -281,7 +281,7 @@ class Ask:
         self._conversation: Conversation = self._run.requests(init, Progress(shown=False))
         # Until there is a request: a checkpoint may hold a fit that is finished.
         self._request: Request | None = None
-        self._last = Request(0, self._run.model.constrain(np.empty((0, self._run.model.dim))))
+        self._last = Request(0, rows(self._run.model.constrain(self._run.model.initial()[0][None]), []))
         self._first_id, self._received = self._run.black_box.n_evals, dict[int, Outcome]()
         self._move(lambda: next(self._conversation))
         self._advance()

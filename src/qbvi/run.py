@@ -355,6 +355,8 @@ class Run:
         else:
             self.number += 1
             self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
+        if not len(theta):  # a prior of the user's may not take no points
+            return theta, Values(evaluations.values, *evaluations[:3])
         return theta, self._engine.values(theta, evaluations)
 
     def _count_dark_steps(self, is_some: bool) -> None:
@@ -437,7 +439,7 @@ class Run:
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh)
-            if len(theta) == size or not self._is_partial:
+            if len(theta) == size or (len(theta) and not self._is_partial):
                 h.append(self._engine.residual(q, theta, values.log_joint))
             if len(theta) < size:
                 break

@@ -327,3 +327,14 @@ def test_waiting_ends_when_time_does_and_errors_come_through():
     with pytest.raises(ZeroDivisionError):
         list(arriving(lambda: (1 / x for x in [0]), lambda: 10.0))
     never.set()
+
+
+def test_no_point_at_all_in_time_with_a_bijection_of_the_user(clock):
+    """A function of one point cannot be mapped over none."""
+    support = qbvi.Bijection(
+        lambda u: np.array([u[0], u[0] + np.exp(u[1])]), lambda x: np.array([x[0], np.log(x[1] - x[0])])
+    )
+    prior = qbvi.LogPrior(lambda x: -0.5 * np.sum(x**2), shape=2, support=support)
+    function = clock.costing(lambda x: -0.5 * np.sum((x - 1) ** 2), lambda number: 0.01 if number <= 30 else 1000.0)
+    fit = qbvi.fit(function, prior, method=ENDLESS, max_time=500.0, init=np.array([0.0, 1.0]), seed=1)
+    assert fit.n_evals <= 31
