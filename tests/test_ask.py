@@ -174,6 +174,20 @@ def test_failures_are_treated_as_fit_treats_them(value):
             assert_array_equal(one.parameters["beta"], other.parameters["beta"])
 
 
+def test_a_failed_value_is_asked_for_again_until_its_tries_are_used_up():
+    opt = qbvi.Ask(PRIOR, seed=5, on_failure="retry")
+    points = opt.ask()
+    assert opt.tell(points, [np.nan, *[density(point) for point in points[1:]]]) == len(points) - 1
+    assert opt.ask().ids.tolist() == [0]
+    assert opt.tell(0, [ConnectionError("node lost")]) == 0
+    assert opt.tell(0, [None]) == 1  # the third try was the last
+    assert opt.ask().ids.min() >= len(points)
+
+    opt = qbvi.Ask(PRIOR, seed=5, on_failure="retry")
+    opt.tell(opt.ask()[:1], [np.nan])
+    assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5))
+
+
 def test_a_value_that_raises_is_refused_and_may_be_told_again():
     opt = qbvi.Ask(PRIOR, seed=5)
     points = opt.ask()

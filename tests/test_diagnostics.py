@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qbvi.diagnostics import is_khat_bad, left_open, missing_nats, pareto_khat, still_to_gain
+from qbvi.diagnostics import failures_depend_on_place, is_khat_bad, left_open, missing_nats, pareto_khat, still_to_gain
 from qbvi.families import DiagonalGaussian, Gaussian
 
 FAMILIES = [Gaussian(1), Gaussian(3), DiagonalGaussian(5)]
@@ -95,3 +95,39 @@ def test_missing_nats_are_the_divergence_of_a_shifted_gaussian():
     h = -0.5 * (z - m) ** 2 + 0.5 * z**2 - 3.0
     # the standard error of log mean exp h - mean h is about m^2 / sqrt(n): 4e-4
     np.testing.assert_allclose(missing_nats(h), m**2 / 2, atol=1.5e-3)
+
+
+@pytest.mark.parametrize("d", [1, 5, 30])
+def test_failures_by_chance_are_rarely_said_to_depend_on_the_place(d):
+    """The stated chance is 1 %: in 40 tests, three or more false alarms have a chance of 0.8 %."""
+    alarms = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        z, failed = rng.standard_normal((100, d)), rng.random(100) < 0.05
+        alarms += failures_depend_on_place(z, z, failed)
+    assert alarms < 3
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda z: z[:, 0] > 1.3,  # a bound of one parameter
+        lambda z: z.sum(axis=1) > 1.3 * np.sqrt(z.shape[1]),  # an edge in another direction
+        lambda z: np.sum(z**2, axis=1) > np.quantile(np.sum(z**2, axis=1), 0.95),  # the tails
+        lambda z: np.sum(z**2, axis=1) < np.quantile(np.sum(z**2, axis=1), 0.1),  # the centre
+    ],
+    ids=["bound", "edge", "tails", "centre"],
+)
+def test_failures_in_one_place_are_seen(where):
+    """One draw in ten fails, or one in twenty: missed in some samples with one or two failures."""
+    seen = 0
+    for seed in range(20):
+        z = np.random.default_rng(seed).standard_normal((100, 3))
+        seen += failures_depend_on_place(z, z, where(z))
+    assert seen >= 18
+
+
+def test_if_almost_all_fail_no_draw_shows_that_it_is_by_chance():
+    z = np.zeros((10, 1))
+    assert failures_depend_on_place(z, z, np.ones(10, dtype=bool))
+    assert not failures_depend_on_place(z, z, np.zeros(10, dtype=bool))

@@ -558,3 +558,52 @@ def test_no_decomposition_error_reaches_a_user_of_the_default(d, prior_scale, st
     assert np.all(np.isfinite(fit.mean))
     assert np.all(fit.sd > 0)
     assert np.all(np.isfinite(fit.sample(3, seed=1)))
+
+
+@pytest.mark.parametrize("phase", [0.02, 6.25, 3.0])
+def test_a_phase_at_the_wall_is_no_special_case(phase):
+    """The posterior of a sinusoid's phase is the same wherever the period is cut."""
+    t = np.linspace(0, 10, 40)
+    noise = 0.5 * np.random.default_rng(0).standard_normal(40)
+    y = 2 * np.sin(1.3 * t + phase) + noise
+
+    def log_likelihood(p):
+        return -2.0 * np.sum((y - p["a"] * np.sin(1.3 * t + p["phi"])) ** 2)
+
+    fits = [
+        qbvi.fit(log_likelihood, {"a": qbvi.HalfNormal(3), "phi": prior}, seed=0)
+        for prior in (
+            qbvi.Uniform(0, 2 * np.pi, periodic=True),
+            qbvi.Uniform(phase - np.pi, phase + np.pi, periodic=True),
+        )
+    ]
+    assert all(fit.converged for fit in fits)
+    apart = (fits[0].mean["phi"] - fits[1].mean["phi"] + np.pi) % (2 * np.pi) - np.pi
+    assert abs(apart) < 0.1 * fits[1].sd["phi"]
+    assert fits[0].elbo == pytest.approx(fits[1].elbo, abs=0.05)
+    assert 0 <= fits[0].mean["phi"] <= 2 * np.pi
+    draws = fits[0].sample(500, seed=1)["phi"]
+    assert draws.min() >= 0
+    assert draws.max() <= 2 * np.pi
+    # The log density is the same on both sides of the cut.
+    point = {"a": fits[0].mean["a"]}
+    ends = [fits[0].log_prob(point | {"phi": np.array(x)}) for x in (0.0, 2 * np.pi)]
+    assert ends[0] == pytest.approx(ends[1], abs=1e-6)
+    low, high = fits[0].quantiles(np.array([0.1, 0.9]))[:, 1]
+    assert 0 < high - low < 4 * fits[0].sd["phi"]
+
+
+def test_a_phase_that_the_data_do_not_determine_is_not_called_converged():
+    fit = qbvi.fit(lambda phi: 0.3 * np.cos(phi), qbvi.Uniform(0, 2 * np.pi, periodic=True), seed=0)
+    assert not fit.converged
+    assert "goes round the circle" in fit.stop_reason
+
+
+def test_a_periodic_posterior_is_saved_with_its_support(tmp_path):
+    prior = {"phi": qbvi.Uniform(0, 24, periodic=True), "mu": qbvi.Flat((), support=qbvi.Periodic(2.0, -1.0))}
+    fit = qbvi.fit(lambda p: 30 * np.cos(p["phi"] * np.pi / 12) - 8 * p["mu"] ** 2, prior, seed=0)
+    assert fit.converged
+    fit.save(tmp_path / "phase.qbvi")
+    again = qbvi.load(tmp_path / "phase.qbvi")
+    assert again.mean == fit.mean
+    assert repr(again.model) == repr(fit.model)

@@ -253,9 +253,9 @@ class TestBadPriors:
             Model({})
 
     def test_names(self):
-        with pytest.raises(TypeError, match="non-empty strings, got 3"):
+        with pytest.raises(TypeError, match="non-empty strings as names of parameters, got 3"):
             Model({3: Normal()})
-        with pytest.raises(TypeError, match="non-empty strings, got ''"):
+        with pytest.raises(TypeError, match="non-empty strings as names of parameters, got ''"):
             Model({"": Normal()})
 
     def test_the_message_says_whose_prior_it_is(self):

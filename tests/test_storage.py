@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from numpy.testing import assert_array_equal
 from scipy import stats
 
 from hostile import Hostile
+from hostile_files import declared, hostile_files
 from qbvi import storage
 from qbvi.distributions import (
     Dirichlet,
@@ -29,6 +31,8 @@ from qbvi.model import Model
 from qbvi.results import Fit, Report, Trace
 from qbvi.storage import load, save
 from qbvi.supports import Bijection, Ordered, UserDefinedError
+from surface import exception_of
+from sweeps import sweep
 
 PRIOR = {
     "beta": Normal([0.0, 1.0], 5),
@@ -270,3 +274,44 @@ def test_facts_are_kept_beside_a_fit_and_do_not_touch_it(tmp_path):
     with pytest.raises(TypeError, match="JSON"):
         save(fit, tmp_path / "code.npz", facts={"f": print})
     assert not (tmp_path / "code.npz").exists()
+
+
+@pytest.mark.parametrize("shape", [[10**9], [10**5, 10**5], [10**30], [30]])
+def test_a_file_cannot_declare_more_than_it_holds(tmp_path, shape):
+    save(make_fit(), tmp_path / "fit")
+    (tmp_path / "fit").write_bytes(declared((tmp_path / "fit").read_bytes(), beta=shape))
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            ValueError, match=r"do not fit together: its priors declare [\d,]+ values, its arrays have 12"
+        ):
+            load(tmp_path / "fit")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+# By seed, 100 files each: five kinds of changes to words, arrays and bytes.
+@pytest.mark.parametrize("seed", sweep(range(30), first=1))
+def test_a_hostile_file_is_refused_in_our_words_or_gives_a_fit_that_works(tmp_path, monkeypatch, seed):
+    monkeypatch.chdir(tmp_path)
+    save(make_fit(), "fit")
+    refused = 0
+    for name, content in hostile_files((tmp_path / "fit").read_bytes(), 100, seed):
+        (tmp_path / "changed").write_bytes(content)
+        error = exception_of(lambda: load("changed"))
+        if error is not None:
+            assert isinstance(error, ValueError), (name, error)
+            assert str(error).startswith("'changed' "), name
+            refused += 1
+            continue
+        fit = load("changed")
+        with np.errstate(all="ignore"):  # numbers of 1e308 are no damage
+            assert repr(fit), name
+            assert str(fit.summary()), name
+            assert repr(fit.failures), name
+            assert repr(fit.trace), name
+            fit.sample(3, seed=1)
+            fit.save("again")
+    assert refused > 70
+    assert not (tmp_path / "hacked").exists()

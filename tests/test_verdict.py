@@ -13,12 +13,12 @@ Q = FAMILY.start(np.zeros(1), np.ones(1))
 SETTLED = Stop.of(StopKind.GAP, tol=0.01)
 
 
-def look_at(residual, n=400, failed=0.0, seed=1):
-    """Fresh draws from a standard normal with these residuals: a function of z."""
+def look_at(residual, n=400, fails=lambda z: z > np.inf, seed=1):
+    """Fresh draws from a standard normal with these residuals, functions of z, as are failures."""
     z = np.random.default_rng(seed).standard_normal((n, 1))
-    h = residual(z[:, 0])
-    values = Values(h, h, np.ones(n, dtype=bool), np.zeros(n))
-    return Look(FAMILY, Q, h[None], failed, (z, values))
+    h, failed = residual(z[:, 0]), fails(z[:, 0])
+    values = Values(h, h, ~failed, np.zeros(n))
+    return Look(FAMILY, Q, h[None, ~failed], float(np.mean(failed)), (z, values))
 
 
 def judged(look, gap=0.001, fitted=None, khat=0.1, stop=SETTLED):
@@ -40,7 +40,7 @@ def test_draws_that_confirm_a_fit_leave_it_as_it_is():
     [
         (look_at(lambda z: 0.5 * z), {}, StopKind.STILL_TO_GAIN),  # a slope: an eighth of a nat
         (look_at(lambda z: np.where(z == z.min(), -40.0, 0.0), n=200), {}, StopKind.LEFT_OPEN),  # one draw decides
-        (look_at(small, failed=0.3), {}, StopKind.FAILURES),
+        (look_at(small, fails=lambda z: z > 1), {}, StopKind.FAILURES),
         (look_at(small), {"fitted": 1.0}, StopKind.BOUND_BELOW),
         (look_at(lambda z: 30 * z, n=8), {}, StopKind.FAR_OFF),  # too few for least squares
         (look_at(small), {"khat": np.inf}, StopKind.ONE_RATIO),
@@ -53,6 +53,17 @@ def test_each_doubt_takes_a_convergence_back_and_says_so(look, options, kind):
     assert stop.kind is kind
     assert not stop.converged
     assert "but" in stop.reason or kind is StopKind.BOUND_BELOW
+
+
+def test_failures_by_chance_neither_forbid_a_convergence_nor_hide_what_is_missing():
+    def often(z):
+        return np.arange(len(z)) % 3 == 0
+
+    assert judged(look_at(small, fails=often)) == SETTLED
+    assert not Verdict().doubts(look_at(small, fails=often), 0.001)
+    missing = look_at(lambda z: 0.5 * z, fails=often)
+    assert judged(missing).kind is StopKind.STILL_TO_GAIN
+    assert Verdict().doubts(missing, 0.001)
 
 
 def test_what_was_predicted_is_no_news():

@@ -38,8 +38,10 @@ from qbvi.distributions import (
     Wishart,
 )
 from qbvi.estimators import ControlVariate, LeaveOneOut, Residual, ResidualControlVariate, ScoreFunction
-from qbvi.evaluate import EvaluationError, Failure, ShardedLikelihood, clear_cache
+from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, clear_cache
+from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
+from qbvi.free import Free
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
@@ -47,7 +49,17 @@ from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 from qbvi.stopping import MaxIterations, ParameterChange, Patience
 from qbvi.storage import load
-from qbvi.supports import Bijection, Interval, Ordered, Positive, PositiveDefinite, Real, Simplex, WholeNumbers
+from qbvi.supports import (
+    Bijection,
+    Interval,
+    Ordered,
+    Periodic,
+    Positive,
+    PositiveDefinite,
+    Real,
+    Simplex,
+    WholeNumbers,
+)
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
@@ -68,11 +80,13 @@ __all__ = [
     "DomainError",
     "Euclidean",
     "EvaluationError",
+    "Evaluations",
     "Exponential",
     "ExponentialMap",
     "Failure",
     "Fit",
     "Flat",
+    "Free",
     "Gamma",
     "HalfCauchy",
     "HalfNormal",
@@ -95,6 +109,7 @@ __all__ = [
     "Ordered",
     "ParameterChange",
     "Patience",
+    "Periodic",
     "Plain",
     "Poisson",
     "Positive",
@@ -104,6 +119,7 @@ __all__ = [
     "Residual",
     "ResidualControlVariate",
     "Retraction",
+    "Retry",
     "Ridge",
     "ScoreFunction",
     "SeparateRates",

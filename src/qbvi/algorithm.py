@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from qbvi.arguments import number, positive_number, whole_number
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.estimators import (
     Batch,
@@ -18,12 +19,12 @@ from qbvi.estimators import (
     ScoreFunction,
 )
 from qbvi.families.base import Family
-from qbvi.naming import pick
+from qbvi.naming import is_no_text, pick, works_as
 from qbvi.protocol import Algorithm, Info, Values
 from qbvi.random import Antithetic, Draws, Independent, Sobol, Source
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
 from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule, as_rule
-from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where
+from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where, as_rate, as_updates
 
 __all__ = ["QBVI", "QBVIState", "paper"]
 
@@ -138,22 +139,23 @@ class QBVI(Algorithm):
         return self._draws.on_host
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
         fields = {
-            "estimator": pick("estimator", self.estimator, ESTIMATORS),
-            "draws": pick("draws", self.draws, DRAWS),
-            "step": pick("step", self.step, STEPS),
+            "estimator": pick("estimator", self.estimator, ESTIMATORS, works_as("init", "__call__")),
+            "draws": pick("draws", self.draws, DRAWS, lambda value: isinstance(value, Draws)),
+            "step": pick("step", self.step, STEPS, works_as("__call__")),
             "stop": tuple(as_rule(pick("stop", rule, RULES)) for rule in _listed(self.stop)),
-            "updates": tuple(_listed(self.updates)),
-            "learning_rate": LearningRate(rate) if isinstance(rate, int | float) else rate,
-            "keep": pick("keep", self.keep, {"best": "best", "last": "last"}),
+            "updates": as_updates(self.updates),
+            "learning_rate": as_rate(self.learning_rate, optional=True),
+            "keep": pick("keep", self.keep, {"best": "best", "last": "last"}, is_no_text),
+            "n_samples": whole_number("n_samples", self.n_samples),
+            "window": whole_number("window", self.window),
+            "n_fresh": whole_number("n_fresh", self.n_fresh, least=0),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         fields["draws"].check(self.n_samples)
-        if self.window < 1:
-            msg = f"`window` must be at least 1, got {self.window}; the paper averages 30 bounds"
-            raise ValueError(msg)
+        if self.initial_sd is not None:
+            number("initial_sd", positive_number("initial_sd", self.initial_sd))
 
     def fresh_draws(self, n_evals: int) -> int:
         """A fixed number, `n_fresh`."""
@@ -248,7 +250,7 @@ def paper(reading: str = "nearest", **changes: Any) -> QBVI:
     ControlVariate(centred=True)
     """
     table: dict[str, Any] = {
-        "estimator": pick("reading", reading, READINGS),
+        "estimator": pick("reading", reading, READINGS, is_no_text),
         "draws": Independent(),
         "n_samples": 100,
         "updates": (ClipByNorm(1000.0), Momentum(0.4)),

@@ -5,13 +5,15 @@ They are written as a whole or not at all. Reading runs no code and trusts no si
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import io
 import json
 import math
 import os
 import secrets
+import time
 import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,17 @@ from numpy.typing import NDArray
 
 __all__ = ["Arrays", "ForeignFileError", "PathLike", "read", "write"]
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file in use cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
 Arrays = dict[str, NDArray[Any]]
 PathLike = str | os.PathLike[str]
 
 _HEADER = "header"
 _LONGEST_NAME = 4096  # bytes of an array's own header; qbvi writes shorter ones
+_STALE = 60.0  # seconds after which an unfinished file that nobody writes is removed
 
 
 class ForeignFileError(ValueError):
@@ -35,7 +43,8 @@ class ForeignFileError(ValueError):
 def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a temporary file beside ``path``, force it to disk, then rename it to ``path``.
 
-    Whatever happens, ``path`` is the old file or the whole new one.
+    Whatever happens, ``path`` is the old file or the whole new one. Temporary files that killed
+    processes left for the same ``path`` are removed.
 
     Examples
     --------
@@ -47,9 +56,11 @@ def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArra
     """
     path = Path(path)
     words = np.frombuffer(json.dumps(header, allow_nan=False).encode(), dtype=np.uint8)
+    _remove_stale(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
+            _try_lock(file.fileno())
             np.savez(file, allow_pickle=False, **{_HEADER: words}, **arrays)
             file.flush()
             os.fsync(file.fileno())
@@ -80,15 +91,8 @@ def read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
                 members = archive.infolist()
                 _refuse_bombs(members, path.stat().st_size)
                 arrays = {member.filename.removesuffix(".npy"): _array(archive.read(member)) for member in members}
-        except (
-            zipfile.BadZipFile,
-            zlib.error,
-            EOFError,
-            OSError,
-            ValueError,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+        # The bytes of a stranger's file can raise any error in the libraries that read them.
+        except Exception as error:
             msg = f"{str(path)!r} cannot be read: {error}; it was cut short, damaged, or not written by qbvi.save"
             raise ValueError(msg) from error
     return _words(arrays.pop(_HEADER, None), path), arrays
@@ -122,6 +126,32 @@ def _array(content: bytes) -> NDArray[Any]:
         raise ValueError(msg)
     flat = np.frombuffer(content, dtype=dtype, offset=stream.tell())
     return flat.reshape(shape, order="F" if in_columns else "C").copy()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the unfinished files of ``path`` that no process is writing."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 8}.partial"):
+        with contextlib.suppress(OSError):
+            if time.time() - partial.stat().st_mtime > _STALE and _is_free(partial):
+                partial.unlink()
+
+
+def _is_free(partial: Path) -> bool:
+    with partial.open("rb") as file:
+        return _try_lock(file.fileno())
+
+
+def _try_lock(file: int) -> bool:
+    """Lock a file until it is closed; False if somebody else has locked it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: only the age of the file counts
+        return True
+    return True
 
 
 def _words(header: NDArray[Any] | None, path: Path) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import shown
 from qbvi.arrays import Array
 from qbvi.distributions import Distribution
 from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, product
@@ -17,11 +19,18 @@ from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
 from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers
 
-__all__ = ["Groups", "KnownPrior", "arrange"]
+__all__ = ["MOST_JOINT", "Groups", "KnownPrior", "arrange", "size_note"]
 
 Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
 
+# Most dimensions d of a Gaussian that joins parameters whose priors have laws. Its covariance has
+# of the order of d^2 entries, which no regression determines beyond.
+MOST_JOINT = 250
+# Most coordinates of a Gaussian that has full covariance by default. Beyond, its d^2 entries are
+# more than an affordable number of evaluations determines, and every step costs their d^3.
+_MOST_FULL_BY_DEFAULT = 1_000
+_MOST_FULL = 5_000  # most coordinates of one on request: 200 MB for each copy of the covariance
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
 # An exponential distribution has no free width. As a posterior, a gamma distribution serves better.
 _LAW_OF_PRIOR = {name: name for name in LAWS} | {"Exponential": "Gamma"}
@@ -42,8 +51,11 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model
     >>> from qbvi.distributions import InverseGamma, Normal
     >>> prior = {"beta": Normal(0, 5, shape=2), "sigma2": InverseGamma(3, 1)}
     >>> model, family = arrange(prior, "auto")
+    >>> family
+    Gaussian(dim=3)
+    >>> model, family = arrange(prior, {"sigma2": "inverse-gamma"})
     >>> [type(factor).__name__ for factor in family.factors]
-    ['Gaussian', 'InverseGamma']
+    ['InverseGamma', 'Gaussian']
     """
     priors = named_distributions(prior)
     if not isinstance(family, str | Mapping):
@@ -60,6 +72,19 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model
     return model, product(built, columns)
 
 
+def size_note(family: Any, posterior: Family) -> str:
+    """Say that ``"auto"`` chose a diagonal covariance because of the size; else nothing."""
+    is_chosen = isinstance(family, str) and family == "auto"
+    parts = [posterior, *(part.family for part in posterior.independent_parts)]
+    wide = [part.dim for part in parts if isinstance(part, DiagonalGaussian) and part.dim > _MOST_FULL_BY_DEFAULT]
+    if not is_chosen or not wide:
+        return ""
+    return (
+        f"the Gaussian of {wide[0]:,} coordinates has a diagonal covariance, as family='auto' chooses above "
+        f"{_MOST_FULL_BY_DEFAULT:,}: correlations are not estimated, and standard deviations may be too small"
+    )
+
+
 class KnownPrior:
     """The part of the log prior that the family has in closed form, and the rest.
 
@@ -69,7 +94,7 @@ class KnownPrior:
     Examples
     --------
     >>> from qbvi.distributions import InverseGamma
-    >>> KnownPrior(*arrange(InverseGamma(3, 1), "auto")).eta
+    >>> KnownPrior(*arrange(InverseGamma(3, 1), {"theta": "inverse-gamma"})).eta
     array([-4., -1.])
     """
 
@@ -139,7 +164,11 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
     kinds = {**{kind: kind for kind in _GAUSSIAN}, **{law_name(law): law for law in LAWS}}
     listed = []
     for key, kind in family.items():
-        names = (key,) if isinstance(key, str) else tuple(key)
+        names = key if isinstance(key, tuple) else (key,)
+        other = next((name for name in names if not isinstance(name, str)), None)
+        if other is not None or not names:
+            msg = f"`family` must have names of parameters, or tuples of them, as keys, got {shown(key)}"
+            raise TypeError(msg)
         for name in names:
             pick("family", name, {name: name for name in priors})
         if not isinstance(kind, str):
@@ -155,15 +184,27 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 
 
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
-    """Priors with a matching family keep it; all others share one full-covariance Gaussian in u."""
-    laws = {name: _LAW_OF_PRIOR.get(prior.law or "") for name, prior in priors.items()}
-    rest = tuple(name for name, law in laws.items() if law is None)
+    """All continuous parameters share one full-covariance Gaussian in u.
+
+    Discrete parameters have no map to the real line, so they keep the law of their prior. The same
+    holds for continuous ones with a law if the Gaussian would have more than `MOST_JOINT`
+    dimensions.
+    """
+    d = sum(prior.dim for prior in priors.values() if not prior.support.is_discrete)
+    laws = {name: _own_law(prior) for name, prior in priors.items() if prior.support.is_discrete or d > MOST_JOINT}
     own = [_Factor(law, (name,)) for name, law in laws.items() if law is not None]
-    return ([_Factor("full", rest)] if rest else []) + own
+    joint = tuple(name for name in priors if laws.get(name) is None)
+    kind = "full" if sum(priors[name].dim for name in joint) <= _MOST_FULL_BY_DEFAULT else "diagonal"
+    return ([_Factor(kind, joint)] if joint else []) + own
+
+
+def _own_law(prior: Distribution) -> str | None:
+    return _LAW_OF_PRIOR.get(prior.law or "")
 
 
 def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Family:
     if factor.kind in _GAUSSIAN:
+        _check_covariance(factor.kind, dim)
         gaussian: Family = _GAUSSIAN[factor.kind](dim)
         return gaussian
     if len(factor.names) > 1:
@@ -178,6 +219,15 @@ def _built(factor: _Factor, priors: Mapping[str, Distribution], dim: int) -> Fam
         return LAWS[factor.kind].from_parameters(known)
     _check_support(factor.names[0], prior, factor.kind)
     return _like(LAWS[factor.kind], prior.shape)
+
+
+def _check_covariance(kind: str, dim: int) -> None:
+    if kind == "full" and dim > _MOST_FULL:
+        msg = (
+            f"`family` must not ask for a full covariance of {dim:,} coordinates, which has {dim * (dim + 1) // 2:,} entries "
+            f"({8 * dim**2 / 1e9:.1f} GB for each copy); the most is {_MOST_FULL:,}: take family='diagonal', or groups of parameters"
+        )
+        raise ValueError(msg)
 
 
 def _like(law: type[ExponentialFamily], shape: tuple[int, ...]) -> ExponentialFamily:
@@ -234,6 +284,8 @@ def _grouped(prior: Any, groups: Any) -> tuple[Model, Family]:
     if counted != list(range(model.dim)):
         msg = f"`family` must name each of the {model.dim} coordinates in exactly one group, got groups {columns}"
         raise ValueError(msg)
+    for group in columns:
+        _check_covariance("full", len(group))
     return model, product(tuple(Gaussian(len(group)) for group in columns), tuple(columns))
 
 
@@ -246,7 +298,7 @@ def _columns(member: str | int, model: Model) -> list[int]:
 
 
 def _check_once(names: list[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         msg = f"`family` must name each parameter at most once, got {', '.join(map(repr, twice))} more than once"
         raise ValueError(msg)

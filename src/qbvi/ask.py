@@ -6,6 +6,7 @@ Use it when a job queue, a laboratory or another program stands between a point 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.archive import PathLike
-from qbvi.arguments import positive_number
-from qbvi.arrange import Groups, arrange
+from qbvi.arguments import a_function, a_path
+from qbvi.arrange import Groups, arrange, size_note
 from qbvi.checkpoint import (
     Answers,
     Checkpoint,
@@ -28,17 +29,19 @@ from qbvi.checkpoint import (
     write_saved,
 )
 from qbvi.conversation import Conversation, Iterate, Request
+from qbvi.earlier import Earlier
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.points import row, rows
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import Run
+from qbvi.starts import check_init
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
@@ -90,7 +93,9 @@ class Ask:
 
     Parameters
     ----------
-    prior, method, family, init, tol, max_evals, on_failure, seed, callback, checkpoint, on_mismatch
+    prior, method, family, init, evaluations, tol, max_evals, seed, callback, checkpoint
+        As for `qbvi.fit`.
+    on_failure, on_mismatch
         As for `qbvi.fit`. With ``on_failure="raise"`` a failed value raises an error and is not
         kept, so another value can be given for the same point.
 
@@ -116,7 +121,8 @@ class Ask:
         method: str | Algorithm = "auto",
         family: str | Groups | Mapping[Any, str] = "auto",
         init: Any = None,
-        tol: float = 0.01,
+        evaluations: Any = None,
+        tol: float | None = None,
         max_evals: int | None = None,
         on_failure: OnFailure = "raise",
         seed: int | np.random.Generator | np.random.SeedSequence | None = None,
@@ -124,11 +130,16 @@ class Ask:
         checkpoint: PathLike | None = None,
         on_mismatch: str = "raise",
     ) -> None:
+        a_path("checkpoint", checkpoint, optional=True)
+        a_function("callback", callback, optional=True)
         model, posterior = arrange(prior, family)
-        algorithm = choose_method(method, model, posterior, None, positive_number("tol", tol))
+        check_init(model, init)
+        algorithm = choose_method(method, model, Task.of(posterior, family, tol, max_evals))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
-        if init is None:
+        earlier = Earlier.of(evaluations, model)
+        given |= {} if earlier is None else {"evaluations": earlier.digest}
+        if init is None and earlier is None:
             algorithm = algorithm.looking_at(model, budget.max_evals)
         self._run = Run(
             model=model,
@@ -139,6 +150,8 @@ class Ask:
             budget=budget,
             seed=resumed_seed(seed, checkpoint),
             callback=callback,
+            earlier=earlier,
+            note=size_note(family, posterior),
         )
         self._checkpoint: Checkpoint | None = None
         if checkpoint is not None:
@@ -185,7 +198,8 @@ class Ask:
             Points that `ask` returned, some of them, or their numbers.
         values
             One number for each point. NaN, an infinity, None or an exception is a failure, handled
-            as ``on_failure`` says.
+            as ``on_failure`` says. With ``"retry"`` it is not kept: `ask` returns the point again,
+            until its tries are used up.
         noise_sd
             Standard deviation of the noise of each value, if known: one number for all points, or
             one for each.
@@ -203,7 +217,9 @@ class Ask:
         for number, value, noise in zip(ids.tolist(), listed, noises, strict=True):
             i = self._row(number)
             if i is not None and i not in self._received and i not in news:
-                news[i] = self._outcome(i, value, noise)
+                outcome = self._outcome(i, value, noise)
+                if not self._is_to_try_again(i, outcome):
+                    news[i] = outcome
         self._receive(news)
         return len(news)
 
@@ -233,7 +249,8 @@ class Ask:
         if self._received:
             answers.add(self._last, self._received)
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
-        write_saved(path, identity, values | {"method": self._run.algorithm}, setup, answers)
+        values |= {"method": self._run.algorithm, "earlier": self._run.earlier}
+        write_saved(path, identity, values, setup, answers)
 
     @classmethod
     def load(
@@ -261,6 +278,7 @@ class Ask:
             algorithm,
             saved.read("budget", Budget),
             saved.seed,
+            earlier=saved.read("earlier", object),
         )
         saved.restore(self._run)
         self._checkpoint = None
@@ -289,6 +307,7 @@ class Ask:
     def _wait_for(self, request: Request) -> None:
         self._request = self._last = request
         self._first_id = self._run.black_box.n_evals
+        self._tries: Counter[int] = Counter()
         self._received = (
             self._checkpoint.known(request) if self._checkpoint is not None else self._saved_answers.to(request)
         )
@@ -328,6 +347,13 @@ class Ask:
             raise ValueError(msg)
         return i if i >= 0 and self._request is not None else None
 
+    def _is_to_try_again(self, i: int, outcome: Outcome) -> bool:
+        """Count a failed try, and say whether ``on_failure`` allows another one."""
+        if outcome.failure is None:
+            return False
+        self._tries[i] += 1
+        return self._tries[i] < self._run.black_box.tries(outcome.failure)
+
     def _outcome(self, i: int, value: Any, noise_sd: Any) -> Outcome:
         """Treat a value as if the function had returned it, or raised it."""
 
@@ -339,9 +365,11 @@ class Ask:
             return value, noise_sd
 
         (outcome,) = Calls(function)(rows(self._last.points, [i]), (), (ShapeError,))
-        if outcome.failure is not None and self._run.black_box.treatment(outcome.failure) == "raise":
-            msg = f"point {self._first_id + i} has the value {outcome.failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
-            raise EvaluationError(msg, outcome.failure)
+        box, failure = self._run.black_box, outcome.failure
+        is_last = failure is not None and self._tries[i] + 1 >= box.tries(failure)
+        if failure is not None and is_last and box.treatment(failure) == "raise":
+            msg = f"point {self._first_id + i} has the value {failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
+            raise EvaluationError(msg, failure)
         return outcome
 
 

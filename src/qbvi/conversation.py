@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.evaluate import Evaluations, Failure
+from qbvi.evaluate import Evaluated, Failure
+from qbvi.evaluations import Recorded
 from qbvi.points import count, items
 from qbvi.results import Fit
 
@@ -62,7 +63,7 @@ class Request:
         return digest.digest()
 
 
-Conversation = Generator[Request, Evaluations, Fit]
+Conversation = Generator[Request, Evaluated, Fit]
 
 
 class Kept(NamedTuple):
@@ -85,9 +86,10 @@ class Snapshot(NamedTuple):
     n_evals: int
     failures: tuple[Failure, ...]
     seconds: float
+    recorded: Recorded | None  # all points so far
 
 
-def drive(conversation: Conversation, answer: Callable[[Request], Evaluations]) -> Fit:
+def drive(conversation: Conversation, answer: Callable[[Request], Evaluated]) -> Fit:
     """Answer every request of a run, and return its fit.
 
     An error in ``answer`` is passed to the run, which may return the fit so far.

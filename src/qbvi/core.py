@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from qbvi.arrange import KnownPrior
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.backends import Backend
-from qbvi.evaluate import Evaluations
+from qbvi.evaluate import Evaluated
 from qbvi.evaluate.on_device import DeviceFunction, Identity, taken
 from qbvi.evaluate.policy import replace_failed
 from qbvi.families import Family
@@ -100,10 +100,12 @@ class Core:
         """The function's argument: stacked constrained values."""
         return self.model.constrain(theta)
 
-    def values(self, theta: Array, likelihood: Array, ok: Array, noise_sd: Array) -> Values:
+    def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """Add the prior to the function's values (n,)."""
+        likelihood = evaluations.values
         log_joint = likelihood + self.model.log_prior(theta)
-        return Values(likelihood + self._prior.remaining(theta), log_joint, ok, noise_sd)
+        f = likelihood + self._prior.remaining(theta)
+        return Values(f, log_joint, evaluations.ok, evaluations.noise_sd, evaluations.zero)
 
     def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
         """The next state, and the iteration."""
@@ -147,8 +149,9 @@ class Core:
         theta = self.ask(state, inputs.key, inputs.t + i)
         xp = array_namespace(theta)
         raw, noise_sd = self.likelihood(self.points(theta), self._batch(i, inputs))
-        likelihood, ok = replace_failed(self.on_failure, raw * inputs.scale, xp.isfinite(raw))
-        values = self.values(theta, likelihood, ok, noise_sd * inputs.scale)
+        ok = xp.isfinite(raw)
+        likelihood = replace_failed(self.on_failure, raw * inputs.scale, ok)
+        values = self.values(theta, Evaluated(likelihood, ok, noise_sd * inputs.scale))
         state, iteration = self.tell(inputs.eta, state, theta, values)
         return state, iteration, raw
 
@@ -222,9 +225,9 @@ class Engine:
         """The function's argument: stacked constrained values."""
         return self.call(self.core, "points", theta)
 
-    def values(self, theta: Array, evaluations: Evaluations) -> Values:
+    def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """The function's values, with the prior."""
-        values: Values = self.call(self.core, "values", theta, *evaluations[:3])
+        values: Values = self.call(self.core, "values", theta, evaluations._replace(rows=None))
         return values
 
     def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:

@@ -6,7 +6,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2
 
-__all__ = ["is_khat_bad", "khat_error", "left_open", "missing_nats", "pareto_khat", "still_to_gain"]
+__all__ = [
+    "failures_depend_on_place",
+    "is_khat_bad",
+    "khat_error",
+    "left_open",
+    "log_evidence",
+    "missing_nats",
+    "pareto_khat",
+    "still_to_gain",
+]
 
 # Up to this k-hat importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024).
 KHAT_LIMIT = 0.7
@@ -18,6 +27,8 @@ _OUTWEIGHED = 30.0  # nats by which one ratio exceeds all others: k-hat is then 
 # The tail is a fifth of the n ratios or, if that is fewer, 3 sqrt(n) of them (the same source).
 _TAIL = 0.2, 3.0
 _DRAWS_PER_COEFFICIENT = 4  # fewest draws for least squares
+_SUBSETS = 2000  # random subsets of draws: chances of a per mille are then seen
+_FEWEST_FINE = 2  # draws at which a function did not fail, to compare with those at which it did
 _ALONE = 1e-3  # least value of one minus the leverage of a draw
 
 
@@ -51,6 +62,27 @@ def pareto_khat(h: NDArray[np.float64]) -> tuple[float, tuple[str, ...]]:
     except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
         return float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
     return float(np.nan_to_num(khat, nan=np.inf)), ()
+
+
+def log_evidence(h: NDArray[np.float64], khat: float) -> tuple[float, float]:
+    """Log evidence by importance sampling from draws of q, and its standard error.
+
+    ``h = log p(y, theta) - log q(theta)`` (n,). The error is infinite if k-hat is above its limit:
+    the largest ratios are then still to come.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> log_evidence(np.array([-3.0, -3.0, -3.0]), khat=-np.inf)
+    (-3.0, 0.0)
+    """
+    finite = h[np.isfinite(h)]
+    if not finite.size:
+        return float("nan"), float("nan")
+    ratios = np.exp(finite - finite.max())
+    value = float(finite.max() + np.log(ratios.sum() / h.size))
+    error = float(ratios.std(ddof=1) / (ratios.mean() * np.sqrt(finite.size))) if finite.size > 1 else np.inf
+    return value, float("inf") if khat > KHAT_LIMIT else error
 
 
 def khat_error(khat: float, n: int) -> float:
@@ -143,6 +175,57 @@ def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
     14.8
     """
     return 0.5 * float(np.trace(_least_squares(features, h)[1])) if _is_enough(features) else 0.0
+
+
+def failures_depend_on_place(
+    whitened: NDArray[np.float64], coordinates: NDArray[np.float64], failed: NDArray[np.bool_], chance: float = 0.01
+) -> bool:
+    """Whether a function fails in some places rather than others, from draws from q.
+
+    If failures come by chance, those that failed are a random subset of the draws. Three
+    statistics compare them with random subsets of the same size:
+
+    - the length of their whitened mean: an edge in any direction,
+    - the largest of their standardised mean coordinates: a bound of one parameter,
+    - their mean whitened radius, high or low: the tails, or the centre.
+
+    Parameters
+    ----------
+    whitened, coordinates
+        The draws, whitened by q (n, k) and as they are (n, d).
+    failed
+        Which of them failed (n,).
+    chance
+        Probability of a false alarm if failures come by chance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.random.default_rng(1).standard_normal((100, 2))
+    >>> failures_depend_on_place(z, z, z[:, 0] > 1.5)
+    True
+    >>> failures_depend_on_place(z, z, np.arange(100) % 20 == 0)
+    False
+    """
+    n, m = len(failed), int(np.sum(failed))
+    if m == 0 or n - m < _FEWEST_FINE:  # no failure, or no draws to compare with
+        return m > 0
+    radius = np.linalg.norm(whitened, axis=1, keepdims=True)
+    columns = np.column_stack([whitened - whitened.mean(axis=0), _standardised(coordinates), _standardised(radius)])
+    rng = np.random.default_rng(0)
+    subsets = [np.flatnonzero(failed), *(rng.choice(n, m, replace=False) for _ in range(_SUBSETS))]
+    means = np.array([columns[rows].mean(axis=0) for rows in subsets])
+    parts = np.split(means, [whitened.shape[1], means.shape[1] - 1], axis=1)
+    statistics = [np.sum(parts[0] ** 2, axis=1), np.max(np.abs(parts[1]), axis=1), np.abs(parts[2][:, 0])]
+    # Share of the random subsets, with the true one, that are at least as extreme.
+    tails = [float(np.mean(statistic >= statistic[0])) for statistic in statistics]
+    return len(tails) * min(tails) < chance
+
+
+def _standardised(columns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Columns with mean zero and unit variance; constant ones become zero."""
+    sd = columns.std(axis=0)
+    return np.asarray((columns - columns.mean(axis=0)) / np.where(sd > 0, sd, 1.0))
 
 
 def _is_enough(features: NDArray[np.float64]) -> bool:

@@ -19,6 +19,7 @@ class StopKind(Enum):
 
     # A stopping rule applied.
     GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
+    MISSING = "missing", True, "fewer than {tol:g} nats of the posterior are missing"
     PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
     PARAMETERS = (
         "parameters",
@@ -69,6 +70,14 @@ class StopKind(Enum):
         (
             "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
             "try another one (family=) or a transform"
+        ),
+    )
+    WRAPPED = (
+        "wrapped",
+        False,
+        (
+            "{so_far}, but the standard deviation of {names} is more than a sixth of its period: "
+            "the posterior goes round the circle, and one Gaussian does not describe it"
         ),
     )
     STARTS_DISAGREE = (

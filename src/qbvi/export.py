@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.naming import pick
+from qbvi.arguments import as_generator, whole_number
+from qbvi.naming import is_no_text, pick
 from qbvi.points import items
 from qbvi.results import Fit
 
@@ -49,8 +50,9 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
     >>> to_arviz(fit, draws=100, seed=1).posterior["beta"].shape
     (1, 100, 2)
     """
-    build = pick("kind", kind, {"auto": _automatic, "inferencedata": _inference_data, "datatree": _data_tree})
-    return build(_groups(fit, draws, np.random.default_rng(seed)), _attributes(fit))
+    kinds = {"auto": _automatic, "inferencedata": _inference_data, "datatree": _data_tree}
+    build = pick("kind", kind, kinds, is_no_text)
+    return build(_groups(fit, whole_number("draws", draws), as_generator(seed)), _attributes(fit))
 
 
 def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:

@@ -8,27 +8,37 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.arguments import positive_number, whole_number
-from qbvi.arrange import Groups, arrange
+from qbvi.arguments import a_function, a_path, flag, number, positive_number, shown, whole_number
+from qbvi.arrange import Groups, arrange, size_note
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
 from qbvi.checkpoint import Checkpoint, fingerprint, resumed_seed
 from qbvi.conversation import Iterate, drive
 from qbvi.core import Core
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, FromHost, OnFailure, ShardedLikelihood
+from qbvi.earlier import Earlier
+from qbvi.evaluate import (
+    Batches,
+    BlackBox,
+    DeviceBatches,
+    DeviceBox,
+    Evaluated,
+    FromHost,
+    OnFailure,
+    ShardedLikelihood,
+)
 from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.deadlines import deadline_in
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
-from qbvi.starts import run_all, starting_points
+from qbvi.starts import check_init, run_all, starting_points
 from qbvi.stopping import MaxIterations
 
 __all__ = ["fit"]
@@ -44,8 +54,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
+    evaluations: Any = None,
     n_starts: int | str = "auto",
-    tol: float = 0.01,
+    tol: float | None = None,
     max_evals: int | None = None,
     max_time: float | None = None,
     on_failure: OnFailure = "raise",
@@ -88,8 +99,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
-        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 250 dimensions
-          (on other backends than NumPy, for a diagonal Gaussian of more than 20).
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 1,000
+          dimensions (on other backends than NumPy, 250, and for a diagonal Gaussian 20). Between
+          250 and 1,000 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
 
         Otherwise pass one of these objects, or a name:
 
@@ -99,16 +111,22 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     family
         The form of the posterior.
 
-        - ``"auto"``: a parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart,
-          inverse Wishart or discrete keeps that distribution, independent of all others. All other
-          parameters share one Gaussian with full covariance, after a transform if they are
-          constrained.
+        - ``"auto"``: all continuous parameters are joint, after a transform if they are
+          constrained: up to 12 dimensions as a density of any shape, beyond as one Gaussian, with
+          full covariance up to 1,000 coordinates and diagonal covariance after that, which a note
+          says. A discrete parameter keeps the distribution of its
+          prior, independent of all others. With more than 250 continuous dimensions, so does a
+          parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart or inverse
+          Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - A dict by parameter or group of parameters, such as
-          ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Parameters that
-          it does not list are treated as with ``"auto"``.
+          ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Each entry is
+          independent of the others. Parameters that it does not list are treated as with
+          ``"auto"``.
         - A list of groups: independent Gaussian blocks. A group lists names or, if the parameters
           have none, column numbers.
+
+        If independence leaves out correlations, ``fit.notes`` names them and their cost in nats.
     data
         Data for the function: an array, a pandas object, or a tuple, list or dict of them with a
         common number of rows. A PyTorch ``DataLoader`` brings its own mini-batches.
@@ -119,11 +137,25 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     init
         Where to start: a point on the constrained scale, or an earlier `qbvi.Fit`. The default is
         the centre of the prior.
+    evaluations
+        Earlier evaluations of the same function: what was paid for once informs this fit, which
+        calls the function only at new points. One of
+
+        - an earlier `qbvi.Fit`, or its `qbvi.Evaluations`,
+        - a file: ``.csv``, ``.parquet`` or ``.npz``, see `qbvi.Evaluations.load`,
+        - a pair of constrained points (N, p) and log-likelihoods (N,), such as the trace of an
+          optimiser,
+        - a dict or data frame with parameters by name and ``"log_likelihood"`` or, for prior times
+          likelihood, ``"log_density"``, such as an old chain.
+
+        Two or three of the points are evaluated again, and an error is raised if their values have
+        changed. The prior may be another one. The fit starts where the given points have most of
+        their posterior, unless ``init`` is given.
     n_starts
         Number of starts.
 
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
-          whole prior for a better start, unless ``init`` is given.
+          whole prior for a better start, unless ``init`` or ``evaluations`` are given.
         - 1: one, without such a search.
         - More: so many complete fits. All but the first start from draws from the prior, and the
           best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
@@ -151,7 +183,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"raise"``: stop with a `qbvi.EvaluationError`, which holds the fit so far. Minus
           infinity does not raise: the likelihood is zero there, and the point is left out.
         - ``"exclude"``: leave the point out.
-        - ``"floor"``: use a value below all others of the same iteration.
+        - ``"floor"``: use a value below all others of the same iteration. The regression methods
+          leave the point out, as with ``"exclude"``, because no polynomial follows a cliff.
+        - ``"retry"``: make the call again, up to three calls in all, and then leave the point out;
+          see `qbvi.Retry`.
         - A function that takes the `qbvi.Failure` and returns a value.
         - A dict of these by exception type or kind of failure: ``"nan"``, ``"+inf"``, ``"-inf"``,
           ``"exception"``, ``"timeout"``, ``"died"`` (the process ended). What it does not list
@@ -171,7 +206,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         ``.3`` and so on.
     on_mismatch
         What to do if the checkpoint belongs to another function, prior, data, method, family,
-        ``init`` or seed:
+        ``init``, ``evaluations`` or seed:
 
         - ``"raise"`` an error that names the difference,
         - ``"keep"`` the checkpoint and continue as if nothing had changed,
@@ -211,19 +246,25 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    model, posterior = arrange(prior, family)
+    model, posterior, note = _arranged(
+        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout}, prior, family, init
+    )
     library = find_backend(backend, device, dtype)
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
-    algorithm = choose_method(method, model, posterior, batches, positive_number("tol", tol), library)
+    algorithm = choose_method(
+        method,
+        model,
+        Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
+    )
     budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
+    earlier = _earlier(evaluations, model, batches)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
-    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto})
-    if is_auto and init is None and not _is_partial(batches):
+    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
+    if is_auto and init is None and earlier is None and not _is_partial(batches):
         algorithm = algorithm.looking_at(model, budget.max_evals)
-    warn_if_nothing_to_share(executor, vectorized)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
         log_likelihood, batches = batches.bound_to(log_likelihood)
@@ -243,6 +284,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             callback=callback,
             backend=place.loop,
             where=place.words,
+            earlier=earlier,
+            note=note,
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time)
         if checkpoint is None:
@@ -257,18 +300,44 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         return run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
 
 
+def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any) -> tuple[Model, Family, str]:
+    """Check what can be checked without the function; arrange model and family, with a note."""
+    _check_options(options)
+    model, posterior = arrange(prior, family)
+    check_init(model, init)
+    return model, posterior, size_note(family, posterior)
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Refuse options of the wrong kind; all of them may be None."""
+    a_path("checkpoint", given["checkpoint"], optional=True)
+    a_function("callback", given["callback"], optional=True)
+    if given["progress"] is not None:
+        flag("progress", given["progress"])
+    if given["timeout"] is not None:
+        number("timeout", positive_number("timeout", given["timeout"]))
+
+
 def _starts(n_starts: Any) -> tuple[bool, int]:
     """Whether the method may look for a better start, and the number of starts."""
     is_auto = isinstance(n_starts, str) and n_starts == "auto"
     return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
 
 
-def _fingerprints(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: fingerprint(name, value) for name, value in given.items()}
+def _fingerprints(given: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any]:
+    evaluations = {} if earlier is None else {"evaluations": earlier.digest}
+    return {name: fingerprint(name, value) for name, value in {**given, **evaluations}.items()}
 
 
 def _is_partial(batches: Any) -> bool:
     return batches is not None and bool(batches.is_partial)
+
+
+def _earlier(evaluations: Any, model: Model, batches: Any) -> Earlier | None:
+    if evaluations is not None and _is_partial(batches):
+        msg = "`evaluations` must be left out with mini-batches, whose values are of different data; pass init= to start from an earlier fit"
+        raise ValueError(msg)
+    return Earlier.of(evaluations, model)
 
 
 class _Place(NamedTuple):
@@ -309,7 +378,7 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
 def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:
     """Rows for the function: of ``data``, or of the parts of a `qbvi.ShardedLikelihood`."""
     if data is None and batch_size is not None:
-        msg = f"`batch_size` needs `data` to draw from, got batch_size={batch_size} and no data"
+        msg = f"`batch_size` needs `data` to draw from, got batch_size={shown(batch_size)} and no data"
         raise ValueError(msg)
     if not isinstance(log_likelihood, ShardedLikelihood):
         if is_loader(data):
@@ -347,14 +416,12 @@ def _plain(init: Any) -> Any:
 
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
     """Refuse options that do not suit the function, or that do not work on a device."""
-    is_sharded, timeout = isinstance(log_likelihood, ShardedLikelihood), limits["timeout"]
+    warn_if_nothing_to_share(limits["executor"], vectorized)
+    is_sharded = isinstance(log_likelihood, ShardedLikelihood)
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:
         msg = "a qbvi.ShardedLikelihood takes all points of a step at once: pass vectorized=True with it"
         raise ValueError(msg)
-    if timeout is not None and not isinstance(timeout, int | float):
-        msg = f"`timeout` must be a number of seconds, got {timeout!r}"
-        raise TypeError(msg)
     if not backend.is_host and (is_sharded or given is not None):
         what = "a qbvi.ShardedLikelihood" if is_sharded else f"`{given}`"
         msg = (
@@ -376,7 +443,9 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
     try:
         with backend.active():
             u = backend.asarray(np.zeros((2, model.dim)))
-            made = backend.shaped(lambda u: (core.points(u), core.values(u, u[:, 0], u[:, 0] == 0, u[:, 0])), u)
+            made = backend.shaped(
+                lambda u: (core.points(u), core.values(u, Evaluated(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
+            )
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qbvi.algorithm import QBVI, paper
 from qbvi.arguments import positive_number, whole_number
+from qbvi.arrange import MOST_JOINT
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
-from qbvi.evaluate import Batches
 from qbvi.families import DiagonalGaussian, Family, GaussianFamily
+from qbvi.free import Free
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
@@ -20,63 +21,100 @@ from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
 
-# Most dimensions d of a regression: it needs of the order of d^2 draws, and costs their cube.
-_MOST_DIMENSIONS = 250
+# Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
+_MOST_DIMENSIONS = MOST_JOINT
+# Dimensions up to which it pays for some budgets (`_pays`); docs/benchmarks.md has the table.
+# Beyond, each evaluation costs the regression more than 10 ms.
+_MOST_BY_BUDGET = 1_000
+# Evaluations for each dimension: with fewer there are too few steps for a regression ...
+_FEWEST_EVALS = 6
+# ... and with more the residual estimator is as near for a diagonal posterior, in less time.
+_MOST_EVALS_DIAGONAL = 30
 # The same for a ridge regression with a diagonal posterior: beyond, learning all of C does not pay.
 _MOST_DIAGONAL = 20
+_GAP = 0.01  # default tolerance, in nats, of a fit in a given family ...
+_MISSING = 0.05  # ... and of the posterior itself
 
 
 class Task(NamedTuple):
     """What the choice of a method depends on."""
 
     family: Family
-    tol: float  # predicted gain, in nats, below which to stop
+    tol: float | None = None  # nats below which to stop; None for the method's own
     has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
+    is_free: bool = False  # whether the posterior may take any shape
+    max_evals: int | None = None  # budget of the user
+
+    @classmethod
+    def of(cls, posterior: Family, family: Any, tol: float | None, max_evals: int | None) -> Task:
+        """The task of a fit, with ``family``, ``tol`` and ``max_evals`` as the user gave them."""
+        tol = None if tol is None else positive_number("tol", tol)
+        return cls(posterior, tol, is_free=isinstance(family, str) and family == "auto", max_evals=max_evals)
+
+    @property
+    def gap(self) -> float:
+        """Nats that may be missing to the best member of the family."""
+        return _GAP if self.tol is None else self.tol
+
+    @property
+    def missing(self) -> float:
+        """Nats that may be missing of the posterior."""
+        return _MISSING if self.tol is None else self.tol
 
 
 def automatic(task: Task) -> Algorithm:
     """The default method for a task.
 
-    - Mini-batches, or more dimensions than a regression can handle: the residual estimator.
+    - Mini-batches, or more dimensions than a regression can handle with this budget: the residual
+      estimator.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
+    - A posterior that may take any shape, in few dimensions on the host: `Free`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
     family, on_host = task.family, task.backend.is_host
     most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
-    if task.has_batches or family.dim > most:
+    if task.has_batches or (family.dim > most and not _pays(task)):
         return many_dimensional(family.dim)
     if not isinstance(family, GaussianFamily):
-        return MeanFieldRegression(tol=task.tol)
-    return Regression(tol=task.tol) if on_host else Ridge(tol=task.tol)
+        return MeanFieldRegression(tol=task.gap)
+    free = Free(tol=task.missing)
+    if task.is_free and on_host and free.fits(family):
+        return free
+    return Regression(tol=task.gap) if on_host else Ridge(tol=task.gap)
+
+
+def _pays(task: Task) -> bool:
+    """Whether a regression pays in many dimensions, for a Gaussian on the host and this budget."""
+    d, evals = task.family.dim, task.max_evals
+    if d > _MOST_BY_BUDGET or not task.backend.is_host or not isinstance(task.family, GaussianFamily):
+        return False
+    if isinstance(task.family, DiagonalGaussian):
+        return evals is not None and _FEWEST_EVALS * d <= evals <= _MOST_EVALS_DIAGONAL * d
+    return evals is None or evals >= _FEWEST_EVALS * d
 
 
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "auto": automatic,
     "paper": lambda task: paper(),
-    "regression": lambda task: Regression(tol=task.tol),
-    "mean-field": lambda task: MeanFieldRegression(tol=task.tol),
-    "ridge": lambda task: Ridge(tol=task.tol),
+    "free": lambda task: Free(tol=task.missing),
+    "regression": lambda task: Regression(tol=task.gap),
+    "mean-field": lambda task: MeanFieldRegression(tol=task.gap),
+    "ridge": lambda task: Ridge(tol=task.gap),
     "bbvi": lambda task: BBVI(),
     "cgvb": lambda task: CGVB(),
     "mgvb": lambda task: MGVB(),
 }
 
 
-def choose_method(
-    method: str | Algorithm,
-    model: Model,
-    family: Family,
-    batches: Batches | None,
-    tol: float,
-    backend: Backend = HOST,
-) -> Algorithm:
-    """Turn the argument ``method`` into a method for this family on this backend.
+def choose_method(method: str | Algorithm, model: Model, task: Task) -> Algorithm:
+    """Turn the argument ``method`` into a method for this task.
 
     Raises an error if the method cannot fit the family.
     """
+    if task.max_evals is not None:
+        whole_number("max_evals", task.max_evals)
     if isinstance(method, str):
-        task = Task(family, tol, batches is not None and batches.is_partial, backend)
         chosen: Algorithm = pick("method", method, METHODS)(task)
     elif isinstance(method, Algorithm):
         chosen = method
@@ -86,7 +124,7 @@ def choose_method(
             f"qbvi.Regression(...), which derives from qbvi.protocol.Algorithm, got {method!r}"
         )
         raise TypeError(msg)
-    if not chosen.fits(family):
+    if not chosen.fits(task.family):
         msg = (
             f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}; "
             "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"

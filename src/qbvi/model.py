@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qbvi.arguments import array_of, shown
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
-from qbvi.supports import Elementwise, Shape, UserDefinedError
+from qbvi.supports import Elementwise, Periodic, Shape, UserDefinedError
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
 
@@ -220,6 +221,30 @@ class Model:
                 distance[p.columns] = np.minimum(u[p.columns] - low, high - u[p.columns])
         return distance
 
+    @cached_property
+    def periods(self) -> NDArray[np.float64]:
+        """Period of each column of ``u``, infinite for columns that are not periodic: (d,)."""
+        periods = np.full(self.dim, np.inf)
+        for p in self.parameters:
+            if isinstance(p.distribution.support, Periodic) and not p.is_native:
+                low, high = p.distribution.support.bounds(p.shape)
+                periods[p.columns] = high - low
+        return periods
+
+    def nearest_copy(self, u: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move periodic columns of (n, d) by whole periods to the copy that is nearest to (d,)."""
+        is_periodic = np.isfinite(self.periods)
+        period = np.where(is_periodic, self.periods, 1.0)
+        return np.where(is_periodic, u + period * np.round((to - u) / period), u)
+
+    def one_turn(self, u: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Move the periodic coordinates of one point (d,) into their period."""
+        middle = np.zeros(self.dim)
+        for p in self.parameters:
+            if isinstance(p.distribution.support, Periodic) and not p.is_native:
+                middle[p.columns] = np.mean(p.distribution.support.bounds(p.shape), axis=0)
+        return self.nearest_copy(u, middle)
+
     def flatten(self, values: Any) -> Array:
         """Lay n constrained values side by side: ``(n, *shape)`` each -> (n, len(labels))."""
         arrays = self._listed(values)
@@ -324,7 +349,7 @@ def _lay_out(priors: Mapping[str, Distribution], native: frozenset[str]) -> tupl
 
 def _named_distribution(name: Any, prior: Any, is_named: bool) -> Distribution:
     if not isinstance(name, str) or not name:
-        msg = f"names of parameters must be non-empty strings, got {name!r}"
+        msg = f"`prior` must have non-empty strings as names of parameters, got {shown(name)}"
         raise TypeError(msg)
     try:
         return as_distribution(prior)
@@ -336,8 +361,9 @@ def _named_distribution(name: Any, prior: Any, is_named: bool) -> Distribution:
 
 
 def _check_names(what: str, given: Mapping[str, Any], names: list[str], *, complete: bool) -> None:
+    known = set(names)
     missing = [name for name in names if name not in given] if complete else []
-    unexpected = [_with_suggestion(name, names) for name in given if name not in names]
+    unexpected = [_with_suggestion(name, names) for name in given if name not in known]
     problems = [f"missing {', '.join(map(repr, missing))}"] if missing else []
     problems += [f"unexpected {', '.join(unexpected)}"] if unexpected else []
     if problems:
@@ -353,9 +379,9 @@ def _with_suggestion(name: Any, names: list[str]) -> str:
 def _checked(parameter: Parameter, value: ArrayLike, batched: bool) -> NDArray[np.float64]:
     """Values of one parameter as ``(n, *shape)``, or an error that says what is wrong with them."""
     try:
-        x = to_numpy(value)
+        x = array_of(parameter.name, value) if np.ma.isMaskedArray(value) else to_numpy(value)
     except (TypeError, ValueError):
-        msg = f"values of {parameter.name!r} must be numbers, got {value!r}"
+        msg = f"values of {parameter.name!r} must be numbers, got {shown(value)}"
         raise TypeError(msg) from None
     if x.ndim != len(parameter.shape) + batched or x.shape[int(batched) :] != parameter.shape:
         expected = f"(n, {', '.join(map(str, parameter.shape))})" if batched else str(parameter.shape)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["nearest", "pick"]
+from qbvi.arguments import shown
+
+__all__ = ["is_no_text", "nearest", "pick", "works_as"]
 
 
-def pick(argument: str, value: Any, table: Mapping[str, Any]) -> Any:
+def pick(argument: str, value: Any, table: Mapping[str, Any], is_part: Callable[[Any], bool] | None = None) -> Any:
     """Return ``table[value]`` if ``value`` is a string, else ``value`` itself.
+
+    ``is_part`` says which other values may stand for themselves; by default all do.
 
     Examples
     --------
@@ -20,13 +24,24 @@ def pick(argument: str, value: Any, table: Mapping[str, Any]) -> Any:
     ValueError: `step` must be one of 'plain' (or such an object), got 'plane';
     did you mean 'plain'?
     """
-    if not isinstance(value, str):
-        return value
-    if value in table:
+    if isinstance(value, str) and value in table:
         return table[value]
+    if not isinstance(value, str) and (is_part is None or is_part(value)):
+        return value
     known = ", ".join(repr(name) for name in table)
-    msg = f"`{argument}` must be one of {known} (or such an object), got {value!r}{nearest(value, table)}"
-    raise ValueError(msg)
+    close = nearest(value, table) if isinstance(value, str) else ""
+    msg = f"`{argument}` must be one of {known} (or such an object), got {shown(value)}{close}"
+    raise ValueError(msg) if isinstance(value, str) else TypeError(msg)
+
+
+def works_as(*methods: str) -> Callable[[Any], bool]:
+    """A test for parts: instances, not classes, that have these methods."""
+    return lambda value: not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in methods)
+
+
+def is_no_text(value: Any) -> bool:
+    """A test that nothing passes: only the names are allowed."""
+    return False
 
 
 def nearest(name: str, known: Mapping[str, Any]) -> str:

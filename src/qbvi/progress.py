@@ -37,12 +37,14 @@ class Progress:
     max_iterations: int | None = None
     max_evals: int | None = None
     max_time: float | None = None
-    stream: TextIO = field(default_factory=lambda: sys.stderr)
+    stream: TextIO | None = field(default_factory=lambda: sys.stderr)
     _last: float = 0.0
     _width: int = 0
 
     def __post_init__(self) -> None:
-        if self.shown is None:
+        if self.stream is None:  # a program without a console has no stderr
+            self.shown = False
+        elif self.shown is None:
             self.shown = self.stream.isatty()
 
     def update(self, history: History) -> None:
@@ -54,9 +56,7 @@ class Progress:
     def close(self, history: History, ending: str) -> None:
         """Write the last line."""
         if self.shown:
-            self._write(f"{self.line(history)} | {ending}")
-            self.stream.write("\n")
-            self.stream.flush()
+            self._write(f"{self.line(history)} | {ending}", end="\n")
 
     def line(self, history: History) -> str:
         """Describe the progress of the fit."""
@@ -82,9 +82,10 @@ class Progress:
         share = max(shares)
         return max(0.0, seconds / share - seconds) if share > 0 else None
 
-    def _write(self, line: str) -> None:
-        self.stream.write("\r" + line.ljust(self._width))
-        self.stream.flush()
+    def _write(self, line: str, end: str = "") -> None:
+        if self.stream is not None:
+            self.stream.write("\r" + line.ljust(self._width) + end)
+            self.stream.flush()
         self._width = len(line)
 
 

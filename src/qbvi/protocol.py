@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self
 
 from qbvi.arrays import Array
-from qbvi.families.base import Family
+from qbvi.families.base import Density, Family
 from qbvi.model import Model
 
-__all__ = ["Algorithm", "Info", "Values"]
+__all__ = ["Algorithm", "Info", "Known", "Outcome", "Part", "Values"]
 
 
 class Values(NamedTuple):
@@ -19,6 +19,7 @@ class Values(NamedTuple):
     log_joint: Array  # (n,) log p(y, theta), Jacobian included
     ok: Array  # (n,) False where the function failed and another value stands in
     noise_sd: Array  # (n,) standard deviation of the function's noise; zero if unknown
+    zero: Array | None = None  # (n,) where the likelihood is zero; None if that is not known
 
 
 class Info(NamedTuple):
@@ -31,6 +32,39 @@ class Info(NamedTuple):
     step: Array  # () norm of the update over that of the direction: the rate in effect
     is_inside: Array  # () whether the update ended inside the domain
     is_refused: Array  # () whether these values gave no usable step
+
+
+class Outcome(NamedTuple):
+    """A posterior that a method has checked itself, and the figures that belong to it."""
+
+    density: Density
+    q: Array  # its member
+    elbo: float  # lower bound
+    elbo_se: float
+    evidence: float  # log evidence
+    evidence_se: float
+    missing: float  # nats from q to the posterior
+    missing_se: float
+    n_draws: int  # draws behind these figures
+
+
+class Part(NamedTuple):
+    """Rows of earlier points, and the moments of the Gaussian that they could be draws from."""
+
+    mean: Array  # (d,)
+    cov: Array  # (d, d)
+    start: int
+    stop: int
+
+
+class Known(NamedTuple):
+    """Evaluations that were made before the fit, one `Part` after another."""
+
+    theta: Array  # (N, d)
+    log_joint: Array  # (N,) minus infinity where the function failed
+    noise_sd: Array  # (N,) zero if unknown
+    parts: tuple[Part, ...]
+    noise: float  # variance of the function's noise; zero if it has none
 
 
 class Algorithm(ABC):
@@ -107,9 +141,29 @@ class Algorithm(ABC):
         """Sentences for the user, such as that the function is noisy."""
         return ()
 
+    def outcome(self, family: Any, state: Any) -> Outcome | None:
+        """The posterior of a method that checks itself.
+
+        None, as for most methods: ``state.q`` is the result, and fresh draws check it.
+        """
+        return None
+
+    def notes_on_family(self, model: Model, family: Any, state: Any, q: Array) -> tuple[str, ...]:
+        """Sentences on what the family cannot represent, at the ``q`` that a fit returns."""
+        return ()
+
     @abstractmethod
     def init(self, family: Any, q: Array) -> Any:
         """State before the first iteration."""
+
+    @property
+    def uses_earlier(self) -> bool:
+        """Whether `knowing` uses evaluations that were made before the fit."""
+        return False
+
+    def knowing(self, family: Any, state: Any, known: Known) -> Any:
+        """The state before the first iteration, with evaluations that were made before the fit."""
+        return state
 
     @abstractmethod
     def ask(self, family: Any, state: Any, rng: Any) -> Array:

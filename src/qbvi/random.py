@@ -21,6 +21,7 @@ from scipy.stats import qmc
 from qbvi.arrays import Array, array_namespace, device
 
 __all__ = [
+    "FIXED_SEED",
     "Antithetic",
     "Draws",
     "Independent",
@@ -28,10 +29,14 @@ __all__ = [
     "Source",
     "Stream",
     "Streams",
+    "matched_normals",
     "orthogonal_pairs",
     "seed_words",
     "threefry",
 ]
+
+FIXED_SEED = 20240229  # of samples that must be the same at every call
+_SOBOL_MAX_DIM = 1024  # beyond it, a scrambled Sobol sequence costs memory and gains nothing
 
 
 @dataclass
@@ -254,6 +259,17 @@ def orthogonal_pairs(rng: np.random.Generator, n: int, d: int) -> NDArray[np.flo
     radii = np.sqrt(2 * gammaincinv(d / 2, strata))
     z = np.concatenate(blocks)[:m] * radii[:, None]
     return np.stack([z, -z], axis=1).reshape(n, d)
+
+
+def matched_normals(n: int, d: int) -> NDArray[np.float64]:
+    """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
+    rng = np.random.default_rng(FIXED_SEED)
+    z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
+    z = np.asarray(z - z.mean(axis=0))
+    if 4 * d > n:
+        return z
+    factor = np.linalg.cholesky(z.T @ z / n)
+    return np.asarray(np.linalg.solve(factor, z.T).T)
 
 
 def seed_words(seed: int | np.random.SeedSequence) -> NDArray[np.int32]:

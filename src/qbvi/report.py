@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import Evaluations
 
 __all__ = ["Report", "Trace"]
 
@@ -129,8 +130,15 @@ class Report:
         Advice, in plain sentences.
     khat_draws
         Number of draws behind ``khat``. With few draws, ``khat`` must be lower to be good.
+    evidence, evidence_se
+        Log evidence (the log marginal likelihood) and its standard error.
+    missing, missing_se
+        Nats that are missing of the posterior, KL(q || posterior), and their standard error.
     backend
         Array library, device and dtype that the fit ran on.
+    evaluations
+        All points that the function was evaluated at, with their values; None if they were not
+        kept.
 
     Examples
     --------
@@ -156,6 +164,11 @@ class Report:
     khat_draws: int | None = None
     backend: str = "numpy on cpu, float64"
     stop_kind: StopKind = StopKind.BY_HAND
+    evidence: float = math.nan
+    evidence_se: float = math.nan
+    missing: float = math.nan
+    missing_se: float = math.nan
+    evaluations: Evaluations | None = field(default=None, repr=False)
 
     def ended(self, stop: Stop) -> Report:
         """The same report with another ending."""

@@ -11,25 +11,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import array_of, as_generator, flag, probability, whole_number
 from qbvi.arrays import to_numpy
 from qbvi.distributions import DISTRIBUTIONS, Distribution
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import Evaluations
 from qbvi.families import (
     DiagonalGaussian,
     ExponentialFamily,
-    Family,
     Gaussian,
     GaussianProduct,
     NegativeBinomial,
 )
+from qbvi.families.base import Density
+from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.points import mapped
-from qbvi.random import Independent, Sobol
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
-from qbvi.supports import Elementwise, Interval, Real
+from qbvi.supports import Elementwise, Interval, Periodic, Real
 
 if TYPE_CHECKING:
     import os
@@ -40,7 +42,6 @@ Floats = NDArray[np.float64]
 Structure = Any  # structure of the prior: a dict of arrays if parameters are named, else one array
 
 _DRAWS = 2**13  # for moments that have no closed form
-_SOBOL_MAX_DIM = 1024  # beyond it, a scrambled Sobol sequence costs memory and gains nothing
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +85,7 @@ class Fit:
     """
 
     model: Model
-    family: Family
+    family: Density
     q: Floats
     report: Report
 
@@ -102,12 +103,12 @@ class Fit:
     @property
     def mean(self) -> Structure:
         """Posterior mean of every parameter."""
-        return self._structured(self._moments[0])
+        return self._structured(self._mean_and_sd[0])
 
     @property
     def sd(self) -> Structure:
         """Posterior standard deviation of every parameter."""
-        return self._structured(np.sqrt(np.diagonal(self._moments[1])))
+        return self._structured(self._mean_and_sd[1])
 
     @property
     def cov(self) -> Structure:
@@ -155,6 +156,26 @@ class Fit:
         return self.report.elbo_se
 
     @property
+    def evidence(self) -> float:
+        """Log evidence: the log of the marginal likelihood, for model comparison."""
+        return self.report.evidence
+
+    @property
+    def evidence_se(self) -> float:
+        """Standard error of `evidence`; infinite if the draws do not determine it."""
+        return self.report.evidence_se
+
+    @property
+    def missing(self) -> float:
+        """Nats that this posterior misses: KL(q || posterior), `evidence` minus `elbo`."""
+        return self.report.missing
+
+    @property
+    def missing_se(self) -> float:
+        """Standard error of `missing`; infinite if the draws do not determine it."""
+        return self.report.missing_se
+
+    @property
     def khat(self) -> float:
         """Pareto k-hat of the importance ratios: whether to trust this posterior."""
         return self.report.khat
@@ -188,6 +209,19 @@ class Fit:
     def failures(self) -> tuple[Failure, ...]:
         """All failed evaluations: where, why, and how long they took."""
         return self.report.failures
+
+    @property
+    def evaluations(self) -> Evaluations | None:
+        """All points that the function was evaluated at, in order, with their values.
+
+        Given to a later fit as ``evaluations=``, they save evaluations. Evaluations that were given
+        to this fit come first. None if they are not available:
+
+        - values of mini-batches are of different data,
+        - points of a loop on a device stay there,
+        - `save` leaves out more than a million numbers.
+        """
+        return self.report.evaluations
 
     @property
     def trace(self) -> Trace:
@@ -241,7 +275,8 @@ class Fit:
         float or array (n,)
             Minus infinity outside the support.
         """
-        values = theta if batched else mapped(lambda value: np.asarray(value)[None], theta)
+        is_one = not flag("batched", batched)
+        values = mapped(lambda value: array_of("theta", value)[None], theta) if is_one else theta
         log_q = self._log_prob(values)
         return log_q if batched else float(log_q[0])
 
@@ -253,26 +288,31 @@ class Fit:
         interval : float
             Posterior probability of the interval.
         """
-        if not 0 < interval < 1:
-            msg = f"`interval` must be a probability between 0 and 1, got {interval}; 0.95 is the default"
-            raise ValueError(msg)
+        interval = probability("interval", interval)
         lower, upper = self.quantiles(np.array([(1 - interval) / 2, (1 + interval) / 2]))
-        mean, cov = self._moments
-        columns = zip(self.labels, mean, np.sqrt(np.diagonal(cov)), lower, upper, strict=True)
+        columns = zip(self.labels, *self._mean_and_sd, lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
         return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
 
-    def quantiles(self, levels: Floats) -> Floats:
-        """Posterior quantiles of every entry: (m,) -> (m, p), in the order of `labels`."""
-        levels = np.asarray(levels, dtype=np.float64)
+    def quantiles(self, levels: Any) -> Floats:
+        """Posterior quantiles of every entry, in the order of `labels`.
+
+        One level gives (p,), an array of m levels (m, p).
+        """
+        levels = array_of("levels", levels)
+        if levels.ndim > 1:
+            msg = f"`levels` must be a number or one-dimensional, got shape {levels.shape}"
+            raise ValueError(msg)
         if not np.all((levels > 0) & (levels < 1)):
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
+        flat = np.atleast_1d(levels)
         columns = [
-            self.marginals[i].quantile(levels) if i in self.marginals else np.quantile(self.fixed_draws[:, i], levels)
+            self.marginals[i].quantile(flat) if i in self.marginals else np.quantile(self.fixed_draws[:, i], flat)
             for i in range(len(self.labels))
         ]
-        return np.stack(columns, axis=1)
+        table = np.stack(columns, axis=1)
+        return table if levels.ndim else table[0]
 
     def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
         """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
@@ -338,37 +378,55 @@ class Fit:
     @cached_property
     def marginals(self) -> dict[int, Marginal]:
         """The entries whose marginal has a closed form, by their index among the labels."""
-        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
-        found = {}
+        found: dict[int, Marginal] = {}
+        if isinstance(self.family, FreeDensity):
+            return found
+        loc, scale = self.model.one_turn(to_numpy(self.family.mean(self.q))), to_numpy(self.family.sd(self.q))
         for block in self.blocks:
             if isinstance(block.prior.support, Elementwise) and not block.is_native:
                 ends = zip(*block.prior.support.bounds(block.shape), strict=True)
                 for j, (low, high) in enumerate(ends):
                     column = block.columns.start + j
-                    found[block.entries.start + j] = Marginal(
-                        column, float(loc[column]), float(scale[column]), Interval(low, high)
-                    )
+                    # An angle is described on the line, so that its marginal is in one piece.
+                    own = Interval(-np.inf, np.inf) if self._is_periodic(block) else Interval(low, high)
+                    found[block.entries.start + j] = Marginal(column, float(loc[column]), float(scale[column]), own)
         return found
 
     @cached_property
     def fixed_draws(self) -> Floats:
         """The quasi-random sample for moments without a closed form, constrained: (n, p)."""
-        u = to_numpy(self.family.transport(self.q, _matched_normals(_DRAWS, self.model.dim)))
-        return to_numpy(self.model.flatten(self.model.constrain(u)))
+        u = to_numpy(self.family.fixed_draws(self.q, _DRAWS))
+        draws = to_numpy(self.model.flatten(self.model.constrain(u)))
+        mean = to_numpy(self.family.mean(self.q))
+        turned = u - mean + self.model.one_turn(mean)
+        for block in filter(self._is_periodic, self.blocks):
+            draws[:, block.entries] = turned[:, block.columns]
+        return draws
 
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
         """Draw from q on the unconstrained scale: (n, d)."""
-        if n < 1:
-            msg = f"`n` must be at least 1, got {n}"
-            raise ValueError(msg)
-        z = Independent().normal(np.random.default_rng(seed), n, self.model.dim)
-        return to_numpy(self.family.transport(self.q, z))
+        return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
+
+    @cached_property
+    def _mean_and_sd(self) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of all entries (p,), without the covariance of (p, p)."""
+        if not isinstance(self.family, DiagonalGaussian):
+            return self._moments[0], np.sqrt(np.diagonal(self._moments[1]))
+        loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
+        real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
+        if len(real) == len(self.blocks):
+            return loc, scale
+        mean, sd = self.fixed_draws.mean(axis=0), self.fixed_draws.std(axis=0)
+        for block in real:
+            mean[block.entries], sd[block.entries] = loc[block.columns], scale[block.columns]
+        return mean, sd
 
     @cached_property
     def _moments(self) -> tuple[Floats, Floats]:
         """Mean (p,) and covariance (p, p) of all entries."""
         loc, exact = self.unconstrained
-        real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
+        loc = self.model.one_turn(loc)
+        real = [b for b in self.blocks if isinstance(b.prior.support, Real | Periodic) or b.is_native]
         if len(real) == len(self.blocks):
             return loc, exact
         mean, cov = self.fixed_draws.mean(axis=0), np.atleast_2d(np.cov(self.fixed_draws, rowvar=False, ddof=0))
@@ -378,6 +436,9 @@ class Fit:
                 cov[block.entries, other.entries] = exact[block.columns, other.columns]
         return mean, cov
 
+    def _is_periodic(self, block: Block) -> bool:
+        return isinstance(block.prior.support, Periodic) and not block.is_native
+
     def _structured(self, flat: Floats) -> Structure:
         """Arrange entries (p,) in the structure of the prior."""
         return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
@@ -385,6 +446,7 @@ class Fit:
     def _log_prob(self, values: Structure) -> Floats:
         try:
             u = self.model.unconstrain(values, batched=True)
+            u = self.model.nearest_copy(u, to_numpy(self.family.mean(self.q)))
         except ValueError:
             inside = self._inside(values)
             if inside.all():
@@ -411,18 +473,7 @@ class Fit:
         return f"Posterior of {what} in {_describe(self.family)}"
 
 
-def _matched_normals(n: int, d: int) -> Floats:
-    """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
-    rng = np.random.default_rng(20240229)
-    z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
-    z = to_numpy(z - z.mean(axis=0))
-    if 4 * d > n:
-        return z
-    factor = np.linalg.cholesky(z.T @ z / n)
-    return to_numpy(np.linalg.solve(factor, z.T).T)
-
-
-def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distribution:
+def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Distribution:
     assert isinstance(factor, ExponentialFamily)
     copies = shape[: len(shape) - factor.event_axes]
     found = {name: np.reshape(value, copies + value.shape[1:]) for name, value in factor.parameters(q).items()}
@@ -430,11 +481,15 @@ def _as_distribution(factor: Family, q: Floats, shape: tuple[int, ...]) -> Distr
     return DISTRIBUTIONS[type(factor).__name__](**fixed, **found)
 
 
-def _describe(family: Family) -> str:
+def _describe(family: Density) -> str:
+    if isinstance(family, FreeDensity):
+        return f"{family.dim} dimensions, of free shape"
     if isinstance(family, Gaussian):
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
-    return f"{family.dim} dimensions, " + " x ".join(type(part.family).__name__ for part in family.independent_parts)
+    names = [type(part.family).__name__ for part in family.independent_parts]
+    apart = ", independent of each other" if len(names) > 1 else ""
+    return f"{family.dim} dimensions, {' x '.join(names)}{apart}"

@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,20 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import pareto_khat
+from qbvi.diagnostics import log_evidence, pareto_khat
+from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
-from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, EvaluationError, Evaluations
+from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
 from qbvi.evaluate.deadlines import is_over
+from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
 from qbvi.progress import Progress
-from qbvi.protocol import Algorithm, Values
+from qbvi.protocol import Algorithm, Outcome, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
-from qbvi.verdict import Look, Verdict
+from qbvi.verdict import Look, Verdict, is_ok
 
 __all__ = ["DomainError", "OutOfTimeError", "Run"]
 
@@ -39,6 +41,9 @@ _DARKEST = 10  # consecutive steps without a finite value after which the fit gi
 _LOOK_NUMBERS, _MOST_PARTS = 2**25, 2**12
 _BATCHES = 10  # mini-batches among which fresh draws are divided, to see how much they differ
 _RESERVED_LOOKS = 3  # looks that the remaining budget must allow for before one is made
+# Largest standard deviation of a periodic parameter, in periods: 0.3 % of q are then farther from
+# the mean than half a period, and count twice.
+_NARROW = 1 / 6
 _INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
 
 
@@ -55,11 +60,23 @@ class DomainError(RuntimeError):
     fit: Fit | None = None
 
 
+class _Counts(NamedTuple):
+    """Evaluations and failures so far, and points in the record."""
+
+    evals: int = 0
+    failures: int = 0
+    recorded: int = 0
+
+    def less(self, other: _Counts) -> _Counts:
+        """The differences."""
+        return _Counts(self.evals - other.evals, self.failures - other.failures, self.recorded - other.recorded)
+
+
 @dataclass
 class Run:
     """Model, family, black box and method, put together.
 
-    `requests` is the loop. It yields each `Request`, receives the function's `Evaluations` there,
+    `requests` is the loop. It yields each `Request`, receives what was `Evaluated` there,
     and returns the `Fit`. `drive` answers the requests from the black box. On a backend that
     compiles, steps are made in chunks that evaluate the function themselves and yield no requests.
     The history is the same.
@@ -74,8 +91,12 @@ class Run:
         ``batches`` are `DeviceBatches`.
     where
         Words for backend and device in the report; by default those of ``backend``.
+    note
+        A sentence for the report, known before the fit begins.
     verdict
         The rules by which fresh draws confirm a convergence.
+    earlier
+        Evaluations that were made before.
     """
 
     model: Model
@@ -89,7 +110,9 @@ class Run:
     on_turn: Callable[[bool], None] | None = None
     backend: Backend = HOST
     where: str = ""
+    note: str = ""
     verdict: Verdict = field(default_factory=Verdict)
+    earlier: Earlier | None = None
 
     def __post_init__(self) -> None:
         if self.family.dim > LARGEST_TRACED and any(isinstance(rule, ParameterChange) for rule in self.algorithm.stop):
@@ -106,9 +129,11 @@ class Run:
         self._kept: Kept | None = None  # the q that would be returned now
         self._looks = 0  # how often fresh draws have checked a convergence
         self._look: Look | None = None  # the newest of these checks
-        self._remarks: list[str] = []
+        # Points that stay on a device, and values of different data, are not recorded.
+        self._evaluations = Record(self.model.dim) if self.backend.is_host and not self._is_partial else None
+        self._remarks: list[str] = [self.note] if self.note else []
         self._is_cut = False  # whether the time was over in a step, or before fresh draws
-        self._again = (0, 0)  # evaluations and failures that a resumed run will count again
+        self._again = _Counts()  # what a resumed run will count again
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
@@ -134,7 +159,7 @@ class Run:
                 error.fit = self._freeze(self._kept, Stop.of(StopKind.ERROR, error=error))
             raise
 
-    def evaluate(self, request: Request) -> Evaluations:
+    def evaluate(self, request: Request) -> Evaluated:
         """Answer a request from the black box."""
         return self.black_box(request.points, *request.batch, scale=request.scale)
 
@@ -142,7 +167,7 @@ class Run:
         """What `restore` needs; take it in ``on_turn``, between two steps."""
         history = {name: np.asarray(values) for name, values in self._history.recorded().items()}
         generators = tuple(dict(rng.bit_generator.state) for rng in self._engine.generators)
-        n_evals, n_failures = (now - again for now, again in zip(self._counts(), self._again, strict=True))
+        counts = self._counts().less(self._again)
         return Snapshot(
             number=self.number,
             state=self.backend.fetch(self._state),
@@ -151,9 +176,10 @@ class Run:
             kept=self.backend.fetch(self._kept),
             dark=self._dark,
             looks=self._looks,
-            n_evals=n_evals,
-            failures=tuple(self.black_box.failures[:n_failures]),
+            n_evals=counts.evals,
+            failures=tuple(self.black_box.failures[: counts.failures]),
             seconds=self._seconds(),
+            recorded=None if self._evaluations is None else self._evaluations.recorded(self._again.recorded),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -169,6 +195,8 @@ class Run:
         self._looks = snapshot.looks
         self.black_box.n_evals = snapshot.n_evals
         self.black_box.failures[:] = snapshot.failures
+        if self._evaluations is not None and snapshot.recorded is not None:
+            self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
 
     def remark(self, note: str) -> None:
@@ -179,7 +207,7 @@ class Run:
         """The fit at this point, unfinished unless ``stop`` says more; None before a first step."""
         return None if self._kept is None else self._freeze(self._kept, stop or Stop.of(StopKind.UNFINISHED))
 
-    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluations, tuple[Array, Stop]]:
+    def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
             with self.backend.active():
                 self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
@@ -189,25 +217,28 @@ class Run:
         while True:
             while not stop:
                 self._turned(is_last=False)
+                if self.earlier is not None and not self._is_informed:
+                    yield from self._take_in(self.earlier)
+                    self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
-            if not (stop.converged and (yield from self._is_doubted())):
+            if self._outcome() or not (stop.converged and (yield from self._is_doubted())):
                 return self._state.q, stop
             assert self._look is not None
             assert self._look.draws is not None
             stop = self._take(*self._look.draws, progress)
 
-    def _step(self, progress: Progress) -> Generator[Request, Evaluations, Stop | None]:
+    def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
         before = self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, self._counts()
         theta = self._engine.ask(self._state, len(self._history))
-        stop = self._unaffordable(len(theta))
+        stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
         if stop:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
             self._engine.draws.bit_generator.state = before[0]
             return stop
-        is_lenient = self.algorithm.is_exploring(self._state)
-        evaluated, values = yield from self._values(theta, self._engine.rows, is_lenient)
+        stage = "search" if self.algorithm.is_exploring(self._state) else "step"
+        evaluated, values = yield from self._values(theta, self._engine.rows, stage)
         if len(evaluated) < len(theta):  # likewise
             self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, counts = before
             self._again = self._since(counts)
@@ -224,6 +255,32 @@ class Run:
             f"{size} points were evaluated; give more time, or faster calls (`executor`, `vectorized`)"
         )
         raise OutOfTimeError(msg)
+
+    def _take_in(self, earlier: Earlier) -> Generator[Request, Evaluated, None]:
+        """Compare earlier evaluations with the function, and pass them to the method."""
+        before = self._engine.draws.bit_generator.state
+        n = len(earlier.probes) + len(self._engine.ask(self._state, 0))
+        self._engine.draws.bit_generator.state = before
+        self._unaffordable(n)
+        theta = self.backend.asarray(earlier.theta[earlier.probes])
+        first = yield from self._probed(theta)
+        seen = Probed(_log_joint(first), to_numpy(first.noise_sd), self.backend.dtype)
+        agreement = earlier.compare(seen)
+        if agreement is None:
+            again = yield from self._probed(theta)
+            agreement = earlier.compare(seen, _log_joint(again))
+        assert agreement is not None
+        if self._evaluations is not None:
+            self._evaluations.give(earlier.recorded(agreement))
+        with one_blas_thread(), np.errstate(all="ignore"):
+            self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
+
+    def _probed(self, theta: Array) -> Generator[Request, Evaluated, Values]:
+        """Values at points of earlier evaluations; an error if there is no time for all of them."""
+        evaluated, values = yield from self._values(theta, self._engine.rows, "check")
+        if len(evaluated) < len(theta):
+            self._cut_short(len(evaluated), len(theta))
+        return values
 
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
@@ -287,7 +344,7 @@ class Run:
             _check_domain(iteration)
         return stop
 
-    def _is_doubted(self) -> Generator[Request, Evaluations, bool]:
+    def _is_doubted(self) -> Generator[Request, Evaluated, bool]:
         """Whether fresh draws from a q that seems to have converged give a reason to continue.
 
         They are drawn only if all of these hold:
@@ -340,24 +397,69 @@ class Run:
         return self._kept
 
     def _values(
-        self, theta: Array, rows: np.random.Generator, is_lenient: bool = False
-    ) -> Generator[Request, Evaluations, tuple[Array, Values]]:
-        """Return the points that were evaluated before the time was over, and their values."""
+        self, theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, tuple[Array, Values]]:
+        """Request values at all points where none was given.
+
+        Returns the points that were evaluated before the time was over, and their values.
+        """
         if self.backend.is_host and not np.isfinite(theta).all():
             msg = f"the next points are not finite: the fit left the numbers that a computer has; {_EXTREME}"
             raise EvaluationError(msg)
+        given = self._given_at(theta)
+        if given:
+            evaluated = yield from self._added_to(given, theta, rows, stage)
+        else:
+            evaluated = yield from self._evaluated(theta, rows, stage)
+        theta = theta if evaluated.rows is None else theta[evaluated.rows]
+        if not len(theta):  # a prior of the user's may not take no points
+            return theta, Values(evaluated.values, *evaluated[:4])
+        return theta, self._engine.values(theta, evaluated)
+
+    def _added_to(
+        self, given: dict[int, float], theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, Evaluated]:
+        """Request values at the points where none was given, and add them to those that were."""
+        values = np.array([given.get(i, math.nan) for i in range(len(theta))])
+        ok, noise_sd, zero = np.isfinite(values), np.zeros(len(theta)), np.zeros(len(theta), dtype=bool)
+        made = new = np.flatnonzero(~ok)
+        if len(new):
+            evaluated = yield from self._evaluated(theta[new], rows, stage)
+            made = new if evaluated.rows is None else new[evaluated.rows]
+            values[made], ok[made], noise_sd[made] = evaluated[:3]
+            zero[made] = False if evaluated.zero is None else evaluated.zero
+        kept = np.sort([*given, *made])
+        return Evaluated(
+            values[kept],
+            ok[kept],
+            noise_sd[kept],
+            zero[kept] if zero.any() else None,
+            None if len(made) == len(new) else kept,
+        )
+
+    def _evaluated(
+        self, theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, Evaluated]:
         batch, scale = ((), 1.0) if self.batches is None else _listed(self.batches.draw(rows))
         request = Request(self.number, self._engine.points(theta), batch, scale)
-        self.black_box.is_lenient = is_lenient
-        evaluations = yield request
-        if evaluations.rows is not None:  # the same request comes again if the run is resumed
-            theta = theta[evaluations.rows]
-        else:
+        record = self._evaluations
+        self.black_box.is_lenient = stage == "search"
+        if record is not None:
+            self.black_box.on_returned = lambda made, values, noise_sd: record.add(theta[made], values, noise_sd, stage)
+        evaluated = yield request
+        if evaluated.rows is None:  # otherwise the same request comes again if the run is resumed
             self.number += 1
-            self._count_dark_steps(bool(to_numpy(evaluations.ok).any()))
-        if not len(theta):  # a prior of the user's may not take no points
-            return theta, Values(evaluations.values, *evaluations[:3])
-        return theta, self._engine.values(theta, evaluations)
+            self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
+        return evaluated
+
+    @property
+    def _is_informed(self) -> bool:
+        """Whether the method has received the earlier evaluations, maybe before an interruption."""
+        return len(self._history) > 0 or (self._evaluations is not None and self._evaluations.n_given > 0)
+
+    def _given_at(self, theta: Array) -> dict[int, float]:
+        """Values that were given at some of the points, by row."""
+        return {} if self._evaluations is None else self._evaluations.known(theta)
 
     def _count_dark_steps(self, is_some: bool) -> None:
         """Raise an error after too many consecutive steps without a finite value."""
@@ -378,6 +480,8 @@ class Run:
                 msg = f"`init` must be a fit of {self.family.dim} coordinates, as the prior has, got one of {len(mean)}"
                 raise ValueError(msg)
             return self.family.from_moments(mean, cov)
+        if init is None and self.earlier is not None:
+            init = Unconstrained(*self.earlier.start)
         if isinstance(init, Unconstrained) and init.cov is not None:
             return self.family.from_moments(init.u, init.cov)
         if isinstance(init, Unconstrained):
@@ -410,6 +514,9 @@ class Run:
 
     def _finish(self, kept: Kept, stop: Stop) -> Conversation:
         """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
+        if self._outcome():
+            return self._freeze(kept, stop)
+        self._remark_left_out(kept.q)
         look = self._look
         if look is None or look.q is not kept.q:
             n = 0 if self._is_cut else int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
@@ -422,11 +529,16 @@ class Run:
         with _explained("the values at fresh draws"):
             return self._freeze(Kept(kept.q, look.h), stop, look)
 
+    def _remark_left_out(self, q: Array) -> None:
+        with one_blas_thread(), np.errstate(all="ignore"):
+            for note in self.algorithm.notes_on_family(self.model, self.family, self._state, q):
+                self.remark(note)
+
     def _remark_failures(self, share: float, draws: str) -> None:
         if share:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
-    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluations, Look | None]:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look | None]:
         """Evaluate fresh draws from ``q``, in parts that fit into memory.
 
         With mini-batches, each part has its own batch and is a group of its own. If the time is
@@ -434,40 +546,52 @@ class Run:
         """
         fewest = min(_BATCHES, n // 2) if self._is_partial else 1
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
-        size, h, counts = n // parts, [], self._counts()
-        before = self.number, self._engine.fresh.bit_generator.state
+        size, made, h = n // parts, 0, []
+        before = self._counts(), self.number, self._engine.fresh.bit_generator.state
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
-            theta, values = yield from self._values(theta, self._engine.fresh)
+            theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
+            made += len(theta)
             if len(theta) == size or (len(theta) and not self._is_partial):
-                h.append(self._engine.residual(q, theta, values.log_joint))
+                h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
             if len(theta) < size:
+                self._cut_look(made, parts * size, before)
                 break
-        made = sum(map(len, h))
-        if made < parts * size:
-            self.remark(f"`max_time` ended the fresh draws from the result: {made} of {parts * size} were evaluated")
-            self.number, self._engine.fresh.bit_generator.state = before
-            self._again = self._since(counts)
-            self._turned(is_last=True)
-        if made < 2:
+        if not h or made < 2:
             return None
-        share = self._since(counts)[1] / made
-        groups = np.stack(h) if self._is_partial else np.concatenate(h)[None]
+        share = self._since(before[0]).failures / made
+        fewest = min(map(len, h))
+        groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
         return Look(self.family, q, groups, share, (theta, values) if made == n == size else None)
 
-    def _counts(self) -> tuple[int, int]:
-        """Evaluations and failures so far."""
-        return self.black_box.n_evals, len(self.black_box.failures)
+    def _cut_look(self, made: int, wanted: int, before: tuple[_Counts, int, Any]) -> None:
+        """Go back to before fresh draws for which there was no time, for a resumed run."""
+        self.remark(f"`max_time` ended the fresh draws from the result: {made} of {wanted} were evaluated")
+        counts, self.number, self._engine.fresh.bit_generator.state = before
+        self._again = self._since(counts)
+        self._turned(is_last=True)
 
-    def _since(self, counts: tuple[int, int]) -> tuple[int, int]:
-        n_evals, n_failures = self._counts()
-        return n_evals - counts[0], n_failures - counts[1]
+    def _counts(self) -> _Counts:
+        recorded = 0 if self._evaluations is None else self._evaluations.n_own
+        return _Counts(self.black_box.n_evals, len(self.black_box.failures), recorded)
+
+    def _since(self, counts: _Counts) -> _Counts:
+        return self._counts().less(counts)
 
     def _set_deadline(self) -> None:
         """Limit the calls to the time of the budget, of which a resumed run has spent a part."""
         if self.budget.max_time is not None:
             own = time.monotonic() + self.budget.max_time - self._seconds()
             self.black_box.deadline = min(own, self.black_box.deadline or own)
+
+    def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
+        """Take a convergence back if q is too wide for a periodic parameter."""
+        periods = self.model.periods
+        if not stop.converged or not np.isfinite(periods).any():
+            return stop
+        is_wide = to_numpy(self.family.sd(q)) > _NARROW * periods
+        names = [repr(p.name) for p in self.model.parameters if is_wide[p.columns].any()]
+        return stop.but(StopKind.WRAPPED, names=", ".join(names)) if names else stop
 
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
@@ -479,7 +603,30 @@ class Run:
     def _is_partial(self) -> bool:
         return self.batches is not None and self.batches.is_partial
 
+    def _outcome(self) -> Outcome | None:
+        """The posterior of a method that has checked it itself."""
+        return None if self._state is None else self.algorithm.outcome(self.family, self._state)
+
+    def _record_notes(self) -> tuple[str, ...]:
+        """What the user should know about earlier evaluations, and about those of this fit."""
+        notes = []
+        n = 0 if self.earlier is None else len(self.earlier.values)
+        n = n or (0 if self._evaluations is None else self._evaluations.n_given)
+        if n and self.algorithm.uses_earlier:
+            notes.append(f"{n:,} earlier evaluations were given, and are not counted")
+        elif n:
+            name = type(self.algorithm).__name__
+            notes.append(f"{n:,} earlier evaluations were given; {name} uses them for its start, not for its steps")
+        if self._evaluations is not None and self._evaluations.n_dropped:
+            notes.append(
+                f"fit.evaluations leaves out the oldest {self._evaluations.n_dropped:,} points, to save memory"
+            )
+        return tuple(notes)
+
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
+        outcome = self._outcome()
+        if outcome is not None:
+            return self._checked(outcome, stop)
         h = np.atleast_2d(kept.h)
         is_one_batch = len(h) == 1
         # Draws of one mini-batch share its error: the standard error is that of the batch means.
@@ -489,12 +636,40 @@ class Run:
             stop = self.verdict.on_ratios(stop, h, khat)
         else:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
-        said = () if self._state is None else self.algorithm.notes(self._state)
-        report = Report(
+        stop = self._on_wrapping(stop, kept.q)
+        evidence, evidence_se = log_evidence(h[0], khat) if is_one_batch else (math.nan, math.nan)
+        report = self._report(stop, notes)
+        figures = replace(
+            report,
             elbo=float(h.mean()),
             elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
             khat=khat,
             khat_draws=int(h[0].size),
+            evidence=evidence,
+            evidence_se=evidence_se,
+            missing=evidence - float(h.mean()),
+            missing_se=evidence_se,
+        )
+        return Fit(self.model, self.family, to_numpy(kept.q), figures)
+
+    def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
+        """The fit of a method that has checked its posterior itself."""
+        report = replace(
+            self._report(self._on_wrapping(stop, self._state.q)),
+            elbo=outcome.elbo,
+            elbo_se=outcome.elbo_se,
+            khat_draws=outcome.n_draws,
+            evidence=outcome.evidence,
+            evidence_se=outcome.evidence_se,
+            missing=outcome.missing,
+            missing_se=outcome.missing_se,
+        )
+        return Fit(self.model, outcome.density, to_numpy(outcome.q), report)
+
+    def _report(self, stop: Stop, notes: tuple[str, ...] = ()) -> Report:
+        """How the fit went, without the figures of its posterior."""
+        said = () if self._state is None else self.algorithm.notes(self._state)
+        return Report(
             converged=stop.converged,
             stop_reason=stop.reason,
             stop_kind=stop.kind,
@@ -505,10 +680,21 @@ class Run:
             seconds=self._seconds(),
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=(*said, *self._remarks, *notes),
+            notes=(*said, *self._record_notes(), *self._remarks, *notes),
             backend=self.where or str(self.backend),
+            evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )
-        return Fit(self.model, self.family, to_numpy(kept.q), report)
+
+
+def _log_joint(values: Values) -> Floats:
+    """Log joints, NaN where the function failed."""
+    return np.where(to_numpy(values.ok), to_numpy(values.log_joint), np.nan)
+
+
+def _where_ok(h: Floats, values: Values) -> Floats:
+    """Residuals at the draws at which the function did not fail; all if there are hardly any."""
+    ok = is_ok(values)
+    return h[ok] if np.sum(ok) > 1 else h
 
 
 _EXTREME = (

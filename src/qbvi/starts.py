@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from qbvi.conversation import Unconstrained
 from qbvi.ending import Stop, StopKind
+from qbvi.evaluations import Evaluations
 from qbvi.model import Model
 from qbvi.results import Fit
 from qbvi.run import OutOfTimeError
 
-__all__ = ["best_of", "run_all", "starting_points"]
+__all__ = ["best_of", "check_init", "run_all", "starting_points"]
 
 # Nats below the best bound within which another mode still matters.
 _COMPARABLE = 10.0
@@ -25,7 +26,7 @@ _APART = 3.0  # standard deviations between two means beyond which they are diff
 def starting_points(model: Model, n: int, seed: int) -> list[NDArray[np.float64]]:
     """Draw n starting points on the unconstrained scale.
 
-    Parameters that keep their prior's distribution are drawn from the prior, if it can be sampled.
+    Parameters with a law of their own are drawn from the prior, if it can be sampled.
     All others are normal, with the location and scale of the prior on the unconstrained scale.
     """
     loc, scale = model.initial()
@@ -65,6 +66,7 @@ def best_of(fits: Sequence[Fit]) -> Fit:
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
+        evaluations=_joined(fits),
         notes=(*best.notes, _tally(fits, best, rivals)),
     )
     return Fit(best.model, best.family, best.q, report)
@@ -90,6 +92,11 @@ def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDA
     return best_of(fits)
 
 
+def _joined(fits: Sequence[Fit]) -> Evaluations | None:
+    tables = [fit.evaluations for fit in fits if fit.evaluations is not None]
+    return Evaluations.joined(tables) if len(tables) == len(fits) else None
+
+
 def _differs(fit: Fit, best: Fit) -> bool:
     mean, cov = fit.unconstrained
     other, _ = best.unconstrained
@@ -102,3 +109,14 @@ def _tally(fits: Sequence[Fit], best: Fit, rivals: Sequence[Fit]) -> str:
         f"{len(fits)} starts: {settled} converged, {settled - len(rivals)} of them where this one did "
         f"(bound {best.elbo:.2f}), {len(rivals)} elsewhere"
     )
+
+
+def check_init(model: Model, init: Any) -> None:
+    """Refuse a start that is not a point of the model, before anything is evaluated."""
+    if init is None or isinstance(init, Fit):
+        return
+    try:
+        model.unconstrain(init)
+    except (TypeError, ValueError) as error:
+        msg = f"`init` must be a point of the prior's shape, strictly inside its support: {error}"
+        raise type(error)(msg) from error

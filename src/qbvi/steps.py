@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from qbvi.arguments import number
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family, bounded_curve
 
@@ -209,7 +210,7 @@ class InParameters:
 
 
 def _check_share(delta: float) -> None:
-    if not 0 < delta < 1:
+    if not 0 < number("delta", delta) < 1:
         msg = f"`delta` must lie strictly between 0 and 1, got {delta}; the paper's 0 < delta < 1 keeps S definite"
         raise ValueError(msg)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import whole_number
+from qbvi.arguments import positive_number, shown, whole_number
 from qbvi.ending import Stop, StopKind
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "GapBelow",
     "History",
     "MaxIterations",
+    "MissingBelow",
     "ParameterChange",
     "Patience",
     "Rule",
@@ -138,9 +139,11 @@ def as_rule(rule: Any) -> Rule:
     """
     if isinstance(rule, Rule):
         return rule
-    if callable(rule):
+    if callable(rule) and not isinstance(rule, type):
         return _Function(rule)
-    msg = f"`stop` must hold rules, functions of the history that return a qbvi.stopping.Stop or None, got {rule!r}"
+    msg = (
+        f"`stop` must hold rules, functions of the history that return a qbvi.stopping.Stop or None, got {shown(rule)}"
+    )
     raise TypeError(msg)
 
 
@@ -161,6 +164,9 @@ class Patience(Rule):
     """
 
     patience: int = 500
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "patience", whole_number("patience", self.patience))
 
     def __call__(self, history: History) -> Stop | None:
         """Count the steps since the best one."""
@@ -227,6 +233,27 @@ class GapBelow(Rule):
         return _NEVER
 
 
+@dataclass(frozen=True)
+class MissingBelow(Rule):
+    """Stop when fewer nats than ``tol`` are missing of the posterior.
+
+    Unlike `GapBelow` it takes the method's word at once: the estimate is from draws that the
+    posterior had not seen, over several rounds.
+
+    Examples
+    --------
+    >>> MissingBelow(0.05)(History()) is None
+    True
+    """
+
+    tol: float = 0.05
+
+    def __call__(self, history: History) -> Stop | None:
+        """Read the last estimate."""
+        is_below = bool(history.gap) and history.gap[-1] < self.tol
+        return Stop.of(StopKind.MISSING, tol=self.tol) if is_below else None
+
+
 def _is_halving(gap: list[float]) -> bool:
     """Whether the smaller of the last two predictions is below half of all before."""
     return bool(min(gap[-2:]) < 0.5 * min([*gap[:-2], np.inf]))
@@ -257,6 +284,10 @@ class ParameterChange(Rule):
     tol: float = 1e-3
     steps: int = 20
 
+    def __post_init__(self) -> None:
+        positive_number("tol", self.tol)
+        object.__setattr__(self, "steps", whole_number("steps", self.steps))
+
     def __call__(self, history: History) -> Stop | None:
         """Compare the last steps with the current one."""
         if len(history) <= self.steps:
@@ -285,7 +316,7 @@ class MaxIterations(Rule):
     iterations: int = 1000
 
     def __post_init__(self) -> None:
-        whole_number("iterations", self.iterations)
+        object.__setattr__(self, "iterations", whole_number("iterations", self.iterations))
 
     def __call__(self, history: History) -> Stop | None:
         """Count the steps."""

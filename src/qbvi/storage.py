@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
 
 from qbvi import archive
 from qbvi.archive import Arrays, PathLike
+from qbvi.arguments import a_path
+from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
+from qbvi.evaluations import STAGES, Evaluations
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Product, product
+from qbvi.families.base import Density
+from qbvi.free.density import FreeDensity
+from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
@@ -26,9 +33,42 @@ _KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaus
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
-_NUMBERS = ("elbo", "elbo_se", "khat", "seconds")  # an array, as JSON has no NaN or infinity
+_NUMBERS = (
+    "elbo",
+    "elbo_se",
+    "khat",
+    "seconds",
+    "evidence",
+    "evidence_se",
+    "missing",
+    "missing_se",
+)  # an array, as JSON has no NaN or infinity
+_SIZES = (
+    "dim",
+    "copies",
+    "k",
+    "p",
+    "n_points",
+    "n_components",
+    "n_centres",
+)  # of families; none is more than the numbers of a member
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
-_WORDS = ("converged", "stop_reason", "n_evals", "n_iterations", "seed", "method", "notes", "khat_draws", "backend")
+# Fields of a report in the header, each with the types that a file may hold for it.
+_WORDS: dict[str, tuple[type, ...]] = {
+    "converged": (bool,),
+    "stop_reason": (str,),
+    "n_evals": (int,),
+    "n_iterations": (int,),
+    "seed": (int, type(None)),
+    "method": (str,),
+    "notes": (list,),
+    "khat_draws": (int, type(None)),
+    "backend": (str,),
+    "stop_kind": (str,),
+}
+# Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
+_MOST_NUMBERS = 2**20
+_COLUMNS = ("unconstrained", "values", "noise_sd", "log_prior", "batch")
 
 
 def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> None:
@@ -37,8 +77,10 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     Parameters
     ----------
     fit : Fit
-        The fit. Its user-defined functions (in a `LogPrior` or a `Bijection`) are not written; see
-        `load`.
+        The fit. Its evaluations are written too, if they are at most 2^20 numbers (points times
+        dimensions); otherwise a note in the file says so, and ``fit.evaluations.save(...)`` writes
+        them to a file of their own. User-defined functions (in a `LogPrior` or a `Bijection`) are
+        not written; see `load`.
     path : str or path
         Name of the file, used as given.
     facts : dict, optional
@@ -53,7 +95,7 @@ def save(fit: Fit, path: PathLike, facts: Mapping[str, Any] | None = None) -> No
     ...     load(f"{folder}/answer.qbvi").elbo == fit.elbo
     True
     """
-    archive.write(path, _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
+    archive.write(a_path("path", path), _header(fit) | ({} if facts is None else {_FACTS: dict(facts)}), _arrays(fit))
 
 
 def load(path: PathLike, prior: Any = None) -> Fit:
@@ -73,13 +115,14 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     Fit
         Equal to the saved fit, bit for bit.
     """
-    header, arrays = _read(path)
+    header, arrays = _read(a_path("path", path))
     try:
         return _rebuilt(header, arrays, prior)
     except UserDefinedError:
         raise
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        if prior is not None:
+    # The contents of a stranger's file can raise any error in the classes that it describes.
+    except Exception as error:
+        if prior is not None and isinstance(error, TypeError | ValueError):
             raise
         msg = f"{os.fspath(path)!r} is a qbvi file, but its contents do not fit together: {error}; it may be damaged"
         raise ValueError(msg) from error
@@ -115,7 +158,7 @@ def _header(fit: Fit) -> dict[str, Any]:
         "model": fit.model.to_spec(),
         "family": _family_spec(fit.family),
         "report": report
-        | {"notes": list(fit.notes), "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
+        | {"notes": [*fit.notes, *_left_out(fit)], "converged": bool(fit.converged), "stop_kind": fit.stop_kind.value},
         "failures": [{name: getattr(f, name) for name in _FAILURE_WORDS} for f in fit.failures],
     }
 
@@ -128,7 +171,33 @@ def _arrays(fit: Fit) -> Arrays:
         "failure_parameters": np.concatenate([np.empty((0, len(fit.labels))), *where]),
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
+        **_evaluation_arrays(fit),
     }
+
+
+def _left_out(fit: Fit) -> list[str]:
+    """A note for the file if the evaluations are too many to be saved."""
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or table.unconstrained.size <= _MOST_NUMBERS:
+        return []
+    return [f"the {len(table):,} evaluations were not saved with the fit; fit.evaluations.save writes them"]
+
+
+def _evaluation_arrays(fit: Fit) -> Arrays:
+    table = fit.evaluations
+    if table is None or table.unconstrained is None or _left_out(fit):
+        return {}
+    columns = {f"evaluations_{name}": getattr(table, name) for name in _COLUMNS}
+    return columns | {"evaluations_stage": np.array([STAGES.index(s) for s in table.stage], dtype=np.int8)}
+
+
+def _evaluations(arrays: Arrays, model: Model) -> Evaluations | None:
+    if "evaluations_stage" not in arrays:
+        return None
+    columns: dict[str, Any] = {name: arrays[f"evaluations_{name}"] for name in _COLUMNS}
+    points = to_numpy(model.flatten(model.constrain(columns["unconstrained"])))
+    stage = np.array(STAGES)[arrays["evaluations_stage"]]
+    return Evaluations(tuple(model.labels), points, stage=stage, **columns)
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
@@ -148,36 +217,86 @@ def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
 
 
 def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
+    _check_sizes(header, arrays)
     model = Model.from_spec(header["model"], priors=prior)
     trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
-    words = dict(header["report"])
-    words["notes"] = tuple(words["notes"])
-    # Files of before there were kinds have the sentence alone.
-    unknown = StopKind.OWN_RULE if words["converged"] else StopKind.GAVE_UP
-    words["stop_kind"] = StopKind.named(words.get("stop_kind", unknown.value))
-    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=True))
-    report = Report(**words, **numbers, trace=trace, failures=_failures(header["failures"], arrays, model))
+    words = _checked_words(header["report"])
+    # Files of older versions have the first of these numbers only.
+    numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
+    failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
+    report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations)
     return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
+
+
+def _check_sizes(header: Mapping[str, Any], arrays: Arrays) -> None:
+    """Refuse sizes that the arrays do not have, before anything of that size is built."""
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiu":
+            msg = f"{name} holds {array.dtype}, not numbers"
+            raise TypeError(msg)
+    entries, stored = arrays["failure_parameters"].shape[1], arrays["q"].size
+    shapes = [math.prod(shape) for shape in _declared(header["model"], "shape")]
+    tops = [math.prod(p["prior"].get("shape", ())) for p in header["model"]["parameters"]]
+    if sum(tops) > entries or max(shapes, default=0) > max(entries, stored):
+        msg = f"its priors declare {max(sum(tops), max(shapes)):,} values, its arrays have {entries:,}"
+        raise ValueError(msg)
+    sizes = [n for part in _SIZES for n in _declared(header["family"], part)]
+    if any(type(n) is not int or not 0 < n <= stored for n in sizes):
+        msg = f"its family declares the sizes {sizes}, its posterior has {stored:,} numbers"
+        raise ValueError(msg)
+
+
+def _declared(tree: Any, name: str) -> Iterator[Any]:
+    """All values under a name, anywhere in a tree of dicts and lists."""
+    if isinstance(tree, dict) and name in tree:
+        yield tree[name]
+    for part in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ():
+        yield from _declared(part, name)
+
+
+def _checked_words(said: Mapping[str, Any]) -> dict[str, Any]:
+    """The words of a report, each of its type."""
+    # Files of before there were kinds have the sentence alone.
+    unknown = StopKind.OWN_RULE if said["converged"] is True else StopKind.GAVE_UP
+    words = {"stop_kind": unknown.value, **said}
+    for name, kinds in _WORDS.items():
+        if type(words[name]) not in kinds:
+            msg = f"{name} of its report is {words[name]!r}"
+            raise TypeError(msg)
+    if not all(type(note) is str for note in words["notes"]):
+        msg = f"notes of its report are {words['notes']!r}"
+        raise TypeError(msg)
+    return words | {"notes": tuple(words["notes"]), "stop_kind": StopKind.named(words["stop_kind"])}
 
 
 def _failures(words: list[dict[str, Any]], arrays: Arrays, model: Model) -> tuple[Failure, ...]:
     where, seconds = model.unflatten(arrays["failure_parameters"]), arrays["failure_seconds"].tolist()
     words = [said | {"types": tuple(said.get("types", ()))} for said in words]  # JSON knows lists only
+    for said in words:
+        texts = [*(text for name, text in said.items() if name != "types"), *said["types"]]
+        if not all(type(text) is str for text in texts):
+            msg = f"a failure is described by {said!r}"
+            raise TypeError(msg)
     points = [row(where, i) for i in range(len(seconds))]
     return tuple(Failure(point, **said, seconds=took) for point, said, took in zip(points, words, seconds, strict=True))
 
 
-def _family_spec(family: Family) -> dict[str, Any]:
+def _family_spec(family: Density) -> dict[str, Any]:
     if isinstance(family, Product):
         factors = [_family_spec(factor) for factor in family.factors]
         return {"kind": "Product", "factors": factors, "columns": [list(columns) for columns in family.columns]}
+    if isinstance(family, FreeDensity):
+        return {"kind": "FreeDensity", **asdict(family)}
     if type(family) in _KINDS.values():
         return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
     msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product of them, to be saved, got {type(family).__name__}"
     raise TypeError(msg)
 
 
-def _family_from_spec(spec: Mapping[str, Any]) -> Family:
+def _family_from_spec(spec: Mapping[str, Any]) -> Any:
+    if spec["kind"] == "FreeDensity":
+        rules = {"caution": Caution(**spec["caution"]), "integration": Integration(**spec["integration"])}
+        return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
     if spec["kind"] == "Product":
         columns = tuple(tuple(part) for part in spec["columns"])
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)

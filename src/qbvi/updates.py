@@ -5,11 +5,15 @@ They are listed in the order in which they apply. The paper's order is clip, ave
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
+from qbvi.arguments import number, positive_number, shown, whole_number
 from qbvi.arrays import Array, array_namespace
 from qbvi.families.base import Family
+from qbvi.naming import works_as
 
 __all__ = ["Chain", "ClipByNorm", "Euclidean", "LearningRate", "Momentum", "SeparateRates", "Update", "Where"]
 
@@ -88,8 +92,9 @@ class ClipByNorm:
     first_steps: int = 10
 
     def __post_init__(self) -> None:
-        _positive("max_norm", self.max_norm)
+        positive_number("max_norm", self.max_norm)
         _positive("first_norm", self.first_norm)
+        object.__setattr__(self, "first_steps", whole_number("first_steps", self.first_steps, least=0))
 
     def init(self, direction: Array) -> tuple[()]:
         """No memory."""
@@ -124,7 +129,7 @@ class Momentum:
     gamma: float
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < 1:
+        if not 0 <= number("gamma", self.gamma) < 1:
             msg = f"`gamma` must lie in [0, 1), got {self.gamma}; 0 is no momentum, the paper takes 0.4"
             raise ValueError(msg)
 
@@ -165,7 +170,7 @@ class LearningRate:
     decay_after: float | None = None
 
     def __post_init__(self) -> None:
-        _positive("rate", self.rate)
+        number("rate", positive_number("rate", self.rate))
         _positive("decay_after", self.decay_after)
 
     def init(self, direction: Array) -> tuple[()]:
@@ -205,6 +210,11 @@ class SeparateRates:
     mean: float
     precision: float
     decay_after: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "precision"):
+            number(name, getattr(self, name), least=0.0)
+        _positive("decay_after", self.decay_after)
 
     def init(self, direction: Array) -> tuple[()]:
         """No memory."""
@@ -251,7 +261,28 @@ def _decayed(rate: float, decay_after: float | None, direction: Array, t: Array)
     return rate * decay_after / xp.maximum((t + 1) * xp.ones_like(direction), decay_after * xp.ones_like(direction))
 
 
+def as_updates(value: Any) -> tuple[Update, ...]:
+    """Check the argument ``updates``: one update, or a sequence of them."""
+    updates = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+    for update in updates:
+        if not works_as("init", "__call__")(update):
+            msg = f"`updates` must hold updates such as qbvi.Momentum(0.4), got {shown(update)}"
+            raise TypeError(msg)
+    return updates
+
+
+def as_rate(value: Any, optional: bool = False) -> Any:
+    """Check the argument ``learning_rate``, and turn a number into a `LearningRate`."""
+    if optional and value is None:
+        return None
+    if works_as("init", "__call__")(value):
+        return value
+    if isinstance(value, bool) or not isinstance(value, Real):
+        msg = f"`learning_rate` must be a number or a qbvi.LearningRate, got {shown(value)}"
+        raise TypeError(msg)
+    return LearningRate(number("learning_rate", positive_number("learning_rate", value)))
+
+
 def _positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        msg = f"`{name}` must be positive, got {value}"
-        raise ValueError(msg)
+    if value is not None:
+        positive_number(name, value)

@@ -10,16 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array, to_numpy
-from qbvi.diagnostics import is_khat_bad, left_open, missing_nats, still_to_gain
+from qbvi.diagnostics import failures_depend_on_place, is_khat_bad, left_open, missing_nats, still_to_gain
 from qbvi.ending import Stop, StopKind
 from qbvi.families import Family
 from qbvi.protocol import Values
 
-__all__ = ["Look", "Verdict"]
+__all__ = ["Look", "Verdict", "is_ok"]
 
 Floats = NDArray[np.float64]
 
 _DRAWS_PER_COEFFICIENT = 4  # fewest fresh draws for least squares on them
+
+
+def is_ok(values: Values) -> NDArray[np.bool_]:
+    """Which values came from the function (n,): the others stand for failures."""
+    return np.asarray(to_numpy(values.ok), dtype=bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,21 +33,32 @@ class Look:
 
     family: Family
     q: Array
-    h: Floats  # (groups, n) residuals: one group or, with mini-batches, one for each batch
+    # (groups, n) residuals at the draws without failures: one group or, with mini-batches, one for
+    # each batch.
+    h: Floats
     failed: float  # share of the draws at which the function failed
     draws: tuple[Array, Values] | None = None  # draws (n, d) and values; None if made in parts
 
     @property
     def is_whole(self) -> bool:
-        """Whether the function failed nowhere and all values are from the same data."""
-        return len(self.h) == 1 and not self.failed
+        """Whether failures, if any, came by chance, and all values are from the same data."""
+        return len(self.h) == 1 and not (self.failed and self.fails_in_places)
+
+    @cached_property
+    def fails_in_places(self) -> bool:
+        """Whether failures depend on the point, or the draws do not show that they do not."""
+        if self.draws is None:
+            return True
+        q, theta = to_numpy(self.q), to_numpy(self.draws[0])
+        return failures_depend_on_place(np.asarray(self.family.coordinates(q, theta)), theta, ~is_ok(self.draws[1]))
 
     @cached_property
     def features(self) -> Floats | None:
         """Statistics of the draws, orthonormal under q (n, k); None if the draws are too few."""
         if self.draws is None or self.h.size < _DRAWS_PER_COEFFICIENT * (1 + self.family.size):
             return None
-        return np.asarray(self.family.features(to_numpy(self.q), to_numpy(self.draws[0])))
+        theta, values = self.draws
+        return np.asarray(self.family.features(to_numpy(self.q), to_numpy(theta)[is_ok(values)]))
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,7 @@ class Verdict:
 
     def doubts(self, look: Look, gap: float) -> bool:
         """Whether the draws justify further iterations, given the ``gap`` that was predicted."""
-        if look.failed:
+        if not look.is_whole:
             return False
         gain = self._gain(look, gap, self.suspicious_gain, self.suspicious_chance)
         return gain > 0 or self._open(look) > 0
@@ -107,7 +123,8 @@ class Verdict:
             Pareto k-hat of the draws; NaN if there is none.
         """
         stop = self._on_gain(stop, look, gap) if look.is_whole else stop
-        stop = self.on_failures(stop, look.failed, "fresh draws from the result")
+        if look.failed > self.most_failed and look.fails_in_places:
+            stop = self.on_failures(stop, look.failed, "fresh draws from the result")
         return self.on_ratios(self._on_bound(stop, look.h, fitted), look.h, khat)
 
     def on_failures(self, stop: Stop, share: float, draws: str) -> Stop:

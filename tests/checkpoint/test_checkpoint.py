@@ -525,14 +525,86 @@ def test_a_torn_journal_counts_up_to_the_tear(tmp_path):
         assert calls - before == whole.n_evals - max(0, (cut - 16) // record)
 
 
-def test_flipped_bits_in_a_journal_are_not_believed(tmp_path):
+RECORD = 48  # bytes of a record without a failure; the name of the run before them takes 16
+FLIPS = {"name": 3, "length": 16 + 9 * RECORD + 1, "value": 16 + 9 * RECORD + 39, "last": 16 + 18 * RECORD + 39}
+
+
+@pytest.mark.parametrize("place", FLIPS)
+def test_a_flipped_bit_in_a_journal_costs_one_record_and_is_said(tmp_path, place):
     whole = fit(method=QUICK)
     die_after(19, tmp_path / "run", method=QUICK)
     content = bytearray((tmp_path / "run.journal").read_bytes())
-    content[16 + 9 * 48 + 39] ^= 1  # the sign and exponent of the tenth value
+    assert len(content) == 16 + 19 * RECORD
+    content[FLIPS[place]] ^= 1
     (tmp_path / "run.journal").write_bytes(content)
-    assert_same(fit(tmp_path / "run", method=QUICK), whole)
-    assert calls == whole.n_evals - 9
+    resumed = fit(tmp_path / "run", method=QUICK)
+    assert_same(resumed, whole)
+    lost = 0 if place == "name" else 1
+    assert calls == whole.n_evals - 19 + lost
+    assert [f"48 bytes of the journal {str(tmp_path / 'run.journal')!r} are damaged" in n for n in resumed.notes] == [
+        True
+    ] * lost
+
+
+def test_a_stretch_of_a_journal_that_is_overwritten_costs_no_more_than_that(tmp_path):
+    whole = fit(method=QUICK)
+    die_after(19, tmp_path / "run", method=QUICK)
+    content = bytearray((tmp_path / "run.journal").read_bytes())
+    content[16 + 5 * RECORD + 7 : 16 + 9 * RECORD + 2] = np.random.default_rng(1).bytes(4 * RECORD - 5)
+    (tmp_path / "run.journal").write_bytes(content)
+    resumed = fit(tmp_path / "run", method=QUICK)
+    assert_same(resumed, whole)
+    assert calls == whole.n_evals - 19 + 5
+    assert any("up to 5 evaluations are lost" in note for note in resumed.notes)
+
+
+def test_a_journal_made_to_be_searched_for_long_is_given_up(monkeypatch):
+    monkeypatch.setattr(journal, "_MOST_SEARCHED", 10_000)
+    checked = []
+    monkeypatch.setattr(journal.zlib, "crc32", lambda record: checked.append(len(record)) or -1)
+    found = journal.Answers().read((1000).to_bytes(4, "little") * 5000)
+    assert sum(checked) < 12_000
+    assert (found.end, found.lost) == (0, 20_000)
+
+
+@pytest.mark.parametrize("state", ["other", "none"])
+def test_the_journal_of_another_run_is_refused_and_left_alone(tmp_path, state):
+    die_after(19, tmp_path / "one", method=QUICK)
+    die_after(7, tmp_path / "other", method=QUICK)
+    foreign = (tmp_path / "one.journal").read_bytes()
+    if state == "none":
+        (tmp_path / "other").unlink()
+    (tmp_path / "other.journal").write_bytes(foreign)
+    with pytest.raises(qbvi.CheckpointError, match=r"holds 19 evaluations of another run.*remove it"):
+        fit(tmp_path / "other", method=QUICK)
+    assert calls == 0
+    assert (tmp_path / "other.journal").read_bytes() == foreign
+
+
+def test_two_threads_do_not_share_a_checkpoint(tmp_path):
+    refused = []
+
+    def function(theta):
+        if not refused:
+            with pytest.raises(qbvi.CheckpointError, match="is in use by another fit of this process") as error:
+                fit(tmp_path / "." / "run", method=QUICK)
+            refused.append(error)
+        return density(theta)
+
+    first = fit(tmp_path / "run", function, method=QUICK)
+    assert refused
+    assert_same(fit(tmp_path / "run", function, method=QUICK, on_mismatch="keep"), first)  # free again
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    stale, fresh = tmp_path / ".run.0123abcd.partial", tmp_path / ".run.89abcdef.partial"
+    other = tmp_path / ".run.2.0123abcd.partial"
+    for path in (stale, fresh, other):
+        path.write_bytes(b"half of it")
+    for path in (stale, other):
+        os.utime(path, (1, 1))
+    fit(tmp_path / "run", method=QUICK)
+    assert [path.exists() for path in (stale, fresh, other)] == [False, True, True]
 
 
 @pytest.mark.parametrize("size", [0, 3, 100, 0.5, -10])

@@ -118,6 +118,20 @@ def test_the_same_as_fit_to_the_last_bit(tmp_path, client, expected):
     assert [m["id"] for m in one.heard("ask")] == list(range(expected.n_evals))
 
 
+def test_evaluations_of_an_earlier_run(tmp_path, client, expected):
+    expected.evaluations.save(tmp_path / "earlier.csv")
+    one = client("--evaluations", tmp_path / "earlier.csv")
+    done = one.answer(value)
+    assert one.end() == (0, "")
+    assert done["n_evals"] < expected.n_evals
+    assert done["summary"]["sigma"]["mean"] == pytest.approx(expected.mean["sigma"], rel=0.01)
+    assert len(qbvi.load(done["posterior"]).evaluations) == expected.n_evals + done["n_evals"]
+    other = client("--evaluations", tmp_path / "earlier.csv")
+    changed = other.answer(lambda message: value(message) | {"value": 0.0})
+    assert "must be values of this function" in changed["stop_reason"]
+    assert other.end()[0] == 1
+
+
 def same_posterior(path, expected):
     """Another language's logarithm may differ in its last bit, and a fit makes that a little more."""
     fit = qbvi.load(path)

@@ -280,6 +280,33 @@ def test_initial_is_finite_and_reproducible(prior):
     np.testing.assert_array_equal(prior.initial(), (loc, scale))
 
 
+@pytest.mark.parametrize(
+    ("prior", "middle"),
+    [
+        (Gamma(0.01, 0.01), 1.0),
+        (InverseGamma(0.001, 0.001), 1.0),
+        (stats.gamma(0.01), 1.0),
+        (Beta(0.01, 0.01), 0.5),
+    ],
+    ids=["gamma", "inverse-gamma", "scipy", "beta"],
+)
+def test_a_prior_over_many_orders_of_magnitude_starts_in_the_middle(prior, middle):
+    """The median of Gamma(0.01, 0.01) is 1e-29, where no likelihood says anything."""
+    prior = as_distribution(prior)
+    loc, scale = prior.initial()
+    np.testing.assert_allclose(prior.support.constrain(loc[None], ()), middle)
+    np.testing.assert_allclose(scale, math.log(1e4) / 1.349)
+
+
+def test_a_prior_with_a_middle_starts_there():
+    loc, scale = Gamma(2.0, 1e6).initial()
+    exact = np.log(stats.gamma(2.0, scale=1e-6).ppf([0.25, 0.5, 0.75]))
+    # Quartiles of a thousand draws have a standard error of about 0.04.
+    np.testing.assert_allclose([loc[0], scale[0]], [exact[1], (exact[2] - exact[0]) / 1.349], atol=0.15)
+    wide = LogNormal(3.0, 20.0)  # Gaussian on the log scale: its centre is known, however wide
+    np.testing.assert_allclose(np.ravel(wide.initial()), [3.0, 20.0])
+
+
 def test_initial_is_where_the_prior_is():
     np.testing.assert_array_equal(Normal([1.0, 2.0], 3.0).initial(), [[1.0, 2.0], [3.0, 3.0]])
     loc, scale = MultivariateNormal([1.0, 2.0, 3.0], COV).initial()

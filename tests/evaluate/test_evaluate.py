@@ -157,7 +157,7 @@ def test_likelihoods_instead_of_their_logarithms_are_noticed_in_the_first_step_o
 
 
 def test_what_is_not_a_function_and_what_is_no_policy_are_refused():
-    with pytest.raises(TypeError, match="must be a function, got float"):
+    with pytest.raises(TypeError, match="`log_likelihood` must be a function, got"):
         BlackBox(3.0)
     with pytest.raises(ValueError, match="did you mean 'exclude'"):
         BlackBox(lambda x: 0.0, on_failure="exlude")

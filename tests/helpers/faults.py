@@ -40,6 +40,23 @@ class Faulty(Target):
         return super().__call__(theta)
 
 
+class FailsOnce(Target):
+    """The target; the first call at every other point fails, in whatever process it is made."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def __call__(self, theta):
+        key = zlib.crc32(np.ascontiguousarray(theta, dtype=np.float64).tobytes())
+        path = os.path.join(self.folder, str(key))
+        if key % 2 and not os.path.exists(path):
+            open(path, "w").close()
+            msg = "node lost"
+            raise ConnectionError(msg)
+        return super().__call__(theta)
+
+
 def raise_value_error(theta):
     msg = "no root"
     raise ValueError(msg)

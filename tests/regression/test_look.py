@@ -5,6 +5,7 @@ import pytest
 
 import qbvi
 from oracles import labour
+from qbvi.arrange import arrange
 from qbvi.model import Model
 from qbvi.regression.look import PriorLook, PriorScale
 from qbvi.regression.rules import LookRule
@@ -39,6 +40,17 @@ def test_the_main_mode_is_found_where_paths_from_the_centre_lead_elsewhere(data,
     assert found.converged, found.stop_reason
     assert found.elbo > best.elbo - 0.5  # four standard errors of the difference
     assert found.n_evals < 500
+
+
+@pytest.mark.parametrize("prior", [qbvi.Gamma(0.01, 0.01), qbvi.Gamma(2.0, 2.0)], ids=["vague", "informative"])
+def test_priors_with_laws_of_their_own_are_searched_too(prior):
+    """Their parameters are on the unconstrained scale by default. One start ends 120 nats below."""
+    f, priors = line(2), {"m": PRIOR["m"], "b": qbvi.Exponential(0.2), "f": prior}
+    found = qbvi.fit(lambda p: f({**p, "log_f": np.log(p["f"])}), priors, seed=0)
+    assert found.converged, found.stop_reason
+    assert found.elbo > -46  # the main mode has -44.8 and -41.0
+    asked, _ = arrange(priors, {"f": "gamma"})
+    assert PriorScale.of(asked) is None
 
 
 def test_one_start_means_one_start():

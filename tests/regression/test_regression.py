@@ -7,12 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import qbvi
 from oracles import gaussian_kl
 from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.gaussian import longest_step
 from qbvi.regression.hermite import free_features, kernels, tail_variance
+from qbvi.regression.line import Gradient, NaturalLine, repeated_share
 from qbvi.regression.rules import SearchPlan, Thinning, TrustRegion
 from qbvi.regression.store import Store
 from qbvi.regression.surrogate import HermiteRegression, Sample, Surrogate, Variances, leave_pairs_out
@@ -278,3 +280,29 @@ def test_more_points_than_are_allowed_are_thinned_and_not_forgotten(rng):
     theta = family.transport(past, orthogonal_pairs(rng, 1000, 2))
     store = Store.empty(2).add(family, past, theta, np.zeros(1000), np.zeros(1000))
     assert 500 <= len(store.choose(family, now, 500, Thinning()).rows) <= 502  # pairs stay together
+
+
+def test_a_start_that_fails_is_never_wider_than_the_prior():
+    """Draws from a q as wide as the prior reach six standard deviations once in a hundred million."""
+    seen = []
+
+    def fails_at_first(x):
+        seen.append(x)
+        return -((x[0] - 6) ** 2) / 0.02 if x[0] > 5 else np.nan
+
+    fit = qbvi.fit(fails_at_first, qbvi.LogNormal(0, 1, shape=2), on_failure="exclude", seed=0)
+    assert abs(fit.mean[0] - 6) < 0.05
+    assert np.abs(np.log(seen)).max() < 6
+    with pytest.raises(qbvi.EvaluationError, match="none of the points"):
+        qbvi.fit(lambda x: seen.append(x) or np.nan, qbvi.LogNormal(0, 1, shape=2), on_failure="exclude", seed=0)
+    assert np.abs(np.log(seen)).max() < 6
+
+
+def test_a_rejected_step_is_not_repeated_however_far_away_it_was_tried():
+    """Back at the same q, rounding must not be taken for a step: the next one would be of that length."""
+    family = Gaussian(2)
+    q = family.start(np.array([1e9, -0.3]), np.array([1.3, 0.01]))
+    gradient = Gradient(np.array([3.0, -1.0]), np.zeros((2, 2)), *(np.float64(0.0),) * 3)
+    line = NaturalLine(gradient, family, TrustRegion())
+    step = line.step(line.at(np.float64(1.0)), np.float64(1.0))
+    assert repeated_share(family, q, q.copy(), step) == 0.0

@@ -15,6 +15,7 @@ from qbvi.supports import (
     Bijection,
     Interval,
     Ordered,
+    Periodic,
     Positive,
     PositiveDefinite,
     Real,
@@ -58,6 +59,8 @@ CASES = [
     (Interval(-INF, INF), (2,)),
     (Interval([0.0, 1.0, -INF, -INF], [1.0, INF, 2.0, INF]), (4,)),
     (Interval([[0.0], [1.0]], 5.0), (2, 3)),
+    (Periodic(20.0, -10.0), (3,)),
+    (Periodic([20.0, 30.0], [-10.0, -12.0]), (2,)),
     (Simplex(), (2,)),
     (Simplex(), (5,)),
     (Simplex(), (2, 3)),
@@ -333,3 +336,16 @@ def test_bounded_functions_are_exact_inside_their_range(xp):
     np.testing.assert_allclose(to_numpy(bounded_exp(xp.asarray(v))), np.exp(v), rtol=4e-16)
     np.testing.assert_allclose(to_numpy(bounded_log(xp.asarray(np.exp(v)))), v, atol=1e-12)
     np.testing.assert_allclose(to_numpy(softplus(xp.asarray(v))), np.logaddexp(0, v))
+
+
+def test_a_circle_has_no_ends():
+    clock = Periodic(24.0)
+    u = np.array([[-1.0], [0.0], [23.5], [24.0], [47.0]])
+    np.testing.assert_allclose(clock.constrain(u, ())[:], [23.0, 0.0, 23.5, 0.0, 23.0])
+    assert clock.contains(0.0, strict=True)
+    assert not clock.contains(25.0)
+    # Three copies are alike; beyond them the density falls off, so that it can be normalised.
+    assert clock.log_jacobian(np.array([[-23.0], [12.0], [47.0]]), ()).tolist() == [0.0, 0.0, 0.0]
+    assert clock.log_jacobian(np.array([[-48.0]]), ())[0] < -7.9
+    with pytest.raises(ValueError, match="`period` must be positive"):
+        Periodic(0.0)

@@ -6,6 +6,7 @@ import importlib
 import sys
 from typing import Any
 
+from qbvi.arguments import shown
 from qbvi.backends.base import Backend, BackendError
 from qbvi.backends.host import HOST
 from qbvi.naming import pick
@@ -60,8 +61,8 @@ def forget_compiled() -> None:
 
 def _name_of(dtype: Any) -> str:
     """Name of a dtype of any library: ``torch.float64`` and ``"float64"`` give ``"float64"``."""
-    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
-    name = name.rpartition(".")[2]
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", None)) or shown(dtype)
+    name = str(name).rpartition(".")[2]
     if name not in _DTYPES:
         msg = f"`dtype` must be 'float64' or 'float32', got {name!r}: parameters are real numbers"
         raise ValueError(msg)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import shown
 from qbvi.arrays import Array, array_namespace
 from qbvi.points import count, sliced
 
@@ -60,7 +61,7 @@ class Backend(ABC):
     def no_such_device(cls, device: Any, known: Sequence[Any]) -> BackendError:
         """The error for a device that does not exist."""
         listed = ", ".join(repr(str(one)) for one in known)
-        return BackendError(f"`device` must be one that {cls.name} finds here ({listed}), got {str(device)!r}")
+        return BackendError(f"`device` must be one that {cls.name} finds here ({listed}), got {shown(device)}")
 
     @property
     @abstractmethod

@@ -32,7 +32,7 @@ class Host(Backend):
     @classmethod
     def find(cls, device: Any, dtype: str) -> Host:
         """NumPy in float64 on the CPU, the only choice."""
-        if device not in (None, "cpu"):
+        if device is not None and not (isinstance(device, str) and device == "cpu"):
             raise cls.no_such_device(device, ["cpu"])
         if dtype != "float64":
             msg = f"`dtype` must be 'float64' with backend='numpy', got {dtype!r}; for single precision use backend='jax' or 'torch'"

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.algorithm import RULES
+from qbvi.arguments import number, positive_number, whole_number
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
-from qbvi.naming import pick
+from qbvi.naming import is_no_text, pick
 from qbvi.protocol import Algorithm, Info
 from qbvi.stopping import Rule, as_rule
-from qbvi.updates import LearningRate, Update
+from qbvi.updates import LearningRate, Update, as_rate, as_updates
 
 __all__ = ["Baseline", "TakenStep", "describe"]
 
@@ -37,15 +38,16 @@ class Baseline(Algorithm):
     n_fresh: int = 1000
 
     def __post_init__(self) -> None:
-        rate, stop = self.learning_rate, cast(Any, self.stop)
+        stop = cast(Any, self.stop)
         rules = stop if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
-        self._set("learning_rate", LearningRate(rate) if isinstance(rate, int | float) else rate)
+        self._set("learning_rate", as_rate(self.learning_rate))
+        self._set("updates", as_updates(self.updates))
         self._set("stop", tuple(as_rule(pick("stop", rule, RULES)) for rule in rules))
-        self._set("keep", pick("keep", self.keep, {"best": "best", "last": "last"}))
-        for name, least in (("n_samples", 2), ("window", 1)):
-            if getattr(self, name) < least:
-                msg = f"`{name}` must be at least {least}, got {getattr(self, name)}"
-                raise ValueError(msg)
+        self._set("keep", pick("keep", self.keep, {"best": "best", "last": "last"}, is_no_text))
+        for name, least in (("n_samples", 2), ("window", 1), ("n_fresh", 0)):
+            self._set(name, whole_number(name, getattr(self, name), least))
+        if self.initial_sd is not None:
+            number("initial_sd", positive_number("initial_sd", self.initial_sd))
 
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import flag
 from qbvi.arrays import Array
 from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
@@ -56,6 +57,10 @@ class BBVI(Euclidean):
     """
 
     control_variate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        flag("control_variate", self.control_variate)
 
     def ask(self, family: GaussianFamily, state: EuclideanState, rng: np.random.Generator) -> Array:
         """Independent draws from q: (n, d)."""

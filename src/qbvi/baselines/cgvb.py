@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 
+from qbvi.arguments import a_function, flag, positive_number
 from qbvi.arrays import Array, to_numpy
 from qbvi.baselines.euclidean import Euclidean, EuclideanState
 from qbvi.baselines.factor import FactorCoordinates
@@ -81,12 +82,9 @@ class CGVB(Euclidean):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.gradient is not None and not callable(self.gradient):
-            msg = f"`gradient` must be a function or None for central differences, got {self.gradient!r}"
-            raise TypeError(msg)
-        if not self.difference > 0:
-            msg = f"`difference` must be positive, got {self.difference}"
-            raise ValueError(msg)
+        a_function("gradient", self.gradient, optional=True)  # None: central differences
+        positive_number("difference", self.difference)
+        flag("vectorized", self.vectorized)
 
     def for_model(self, model: Model) -> CGVB:
         """Return the method for ``model``, whose parameters a given gradient refers to."""

@@ -13,7 +13,7 @@ from qbvi.baselines.base import Baseline, TakenStep, describe
 from qbvi.baselines.factor import FactorCoordinates
 from qbvi.baselines.scalings import AdaGrad, RMSProp
 from qbvi.families.base import GaussianFamily
-from qbvi.naming import pick
+from qbvi.naming import pick, works_as
 from qbvi.protocol import Info
 from qbvi.updates import Chain, LearningRate, Update, Where
 
@@ -24,6 +24,10 @@ Floats = NDArray[np.float64]
 _RATE = LearningRate(0.01, decay_after=300)
 
 SCALINGS: dict[str, Update | None] = {"adagrad": AdaGrad(), "rmsprop": RMSProp(), "none": None}
+
+
+def _is_scaling(value: Any) -> bool:
+    return value is None or works_as("init", "__call__")(value)
 
 
 class EuclideanState(NamedTuple):
@@ -44,7 +48,7 @@ class Euclidean(Baseline):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._set("scaling", pick("scaling", self.scaling, SCALINGS))
+        self._set("scaling", pick("scaling", self.scaling, SCALINGS, _is_scaling))
 
     def init(self, family: GaussianFamily, q: Array) -> EuclideanState:
         """State before the first step, given a starting member of the family."""

@@ -23,7 +23,7 @@ from qbvi.checkpoint.fingerprint import Fingerprint
 from qbvi.checkpoint.journal import Answers, CheckpointError, Journal
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.conversation import Request, Snapshot, Unconstrained
-from qbvi.evaluate import Evaluations, Outcome
+from qbvi.evaluate import Evaluated, Outcome
 from qbvi.evaluate.calls import blocks_of
 from qbvi.families import Family
 from qbvi.naming import pick
@@ -31,7 +31,7 @@ from qbvi.run import Run
 
 __all__ = ["Checkpoint", "CheckpointError", "Identity", "Saved", "read_saved", "resumed_seed", "write_saved"]
 
-SCHEMA = 1
+SCHEMA = 2
 _FORMAT = "qbvi-checkpoint"
 _STATES = 0.04  # fraction of the run's time that writing states may take
 _SYNCS = 0.01  # fraction of it that forcing the journal to the disk may take
@@ -61,10 +61,10 @@ class Saved:
         own = type(method).__module__.split(".")[0]
         try:
             value = Reader(self.arrays, {"qbvi"} if method is None else {"qbvi", own}).read(self.tree[what])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise CheckpointError(self._inconsistent(error)) from error
+        except Exception as error:
+            raise CheckpointError(self.inconsistent(error)) from error
         if not isinstance(value, kind):
-            raise CheckpointError(self._inconsistent(f"{what} is a {type(value).__name__}"))
+            raise CheckpointError(self.inconsistent(f"{what} is a {type(value).__name__}"))
         return value
 
     def restore(self, run: Run) -> int:
@@ -72,11 +72,12 @@ class Saved:
         snapshot: Snapshot = self.read("snapshot", Snapshot, run.algorithm)
         try:
             run.restore(snapshot)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise CheckpointError(self._inconsistent(error)) from error
+        except Exception as error:
+            raise CheckpointError(self.inconsistent(error)) from error
         return snapshot.number
 
-    def _inconsistent(self, reason: object) -> str:
+    def inconsistent(self, reason: object) -> str:
+        """The message of an error about contents that contradict each other."""
         return f"{str(self.path)!r} is a checkpoint, but its contents do not fit together: {reason}"
 
 
@@ -126,8 +127,8 @@ def read_saved(path: PathLike) -> Saved:
         ):
             raise TypeError
         return Saved(path, **words, arrays=numbers, answers=answers)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        msg = f"{str(path)!r} is a checkpoint, but it is damaged; remove it to begin anew"
+    except Exception as error:
+        msg = f"{str(path)!r} is a checkpoint, but it is damaged; remove it and its journal to begin anew"
         raise CheckpointError(msg) from error
 
 
@@ -144,7 +145,7 @@ def _read_archive(path: Path) -> tuple[dict[str, Any], archive.Arrays]:
     except archive.ForeignFileError as error:
         raise CheckpointError(_not_ours(path)) from error
     except ValueError as error:
-        msg = f"{error}; remove it to begin anew"
+        msg = f"{error}; remove it and its journal to begin anew"
         raise CheckpointError(msg) from error
     if header.get("format") != _FORMAT:
         raise CheckpointError(_not_ours(path))
@@ -200,7 +201,10 @@ class Checkpoint:
         """Restore the run from the file, if there is one; return the start of the run."""
         for name in (name for one in self._given.values() for name in one.unknown):
             self._run.remark(f"whether the {name} is the same when the checkpoint is resumed cannot be told")
-        return self._resumed(read_saved(self.path), init) if self.path.exists() else init
+        if self.path.exists():
+            return self._resumed(read_saved(self.path), init)
+        self._journal.claim()
+        return init
 
     def known(self, request: Request) -> dict[int, Outcome]:
         """Outcomes of a request that the journal holds.
@@ -225,18 +229,19 @@ class Checkpoint:
         """Write new outcomes to the journal."""
         self._try(lambda: self._journal.append(request, outcomes))
 
-    def answer(self, request: Request) -> Evaluations:
+    def answer(self, request: Request) -> Evaluated:
         """Evaluate all unknown points, and write each value to the journal as it arrives."""
         if not self._run.backend.is_host:  # values that stay on a device are not written
             return self._run.evaluate(request)
         box, known = self._run.black_box, self.known(request)
-        blocks = ([i for i in block if i not in known] for block in blocks_of(request.size, box.vectorized))
-        ends = {block[-1] for block in blocks if block}
+        blocks = [{i for i in block if i not in known} for block in blocks_of(request.size, box.vectorized)]
+        awaited = {i: block for block in blocks for i in block}
         arrived: dict[int, Outcome] = {}
 
         def on_done(i: int, outcome: Outcome) -> None:
             arrived[i] = outcome
-            if i in ends:  # all points of one call in one write
+            awaited[i].discard(i)
+            if not awaited[i]:  # all points of one call in one write
                 self.note(request, arrived)
                 arrived.clear()
 
@@ -287,7 +292,9 @@ class Checkpoint:
         saved.restore(run)
         self._identity = self._identity._replace(run_id=saved.run_id)
         self._is_ours = not changed  # else the file must get the new fingerprints
-        self._answers = self._journal.resume(saved.run_id)
+        self._answers, lost = self._journal.resume(saved.run_id)
+        if lost:
+            run.remark(lost)
         self._answers.forget_before(snapshot.number)
         return init
 
@@ -296,7 +303,11 @@ class Checkpoint:
         if family.dim != self._run.family.dim:
             msg = f"{str(self.path)!r} holds a posterior of {family.dim} coordinates, the prior has {self._run.family.dim}: choose another file"
             raise CheckpointError(msg)
-        return Unconstrained(to_numpy(family.mean(snapshot.state.q)), to_numpy(family.cov(snapshot.state.q)))
+        self._journal.claim(saved.run_id)
+        try:
+            return Unconstrained(to_numpy(family.mean(snapshot.state.q)), to_numpy(family.cov(snapshot.state.q)))
+        except Exception as error:
+            raise CheckpointError(saved.inconsistent(error)) from error
 
 
 @dataclass

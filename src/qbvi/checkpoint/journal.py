@@ -1,7 +1,7 @@
 """The journal of a run: a file to which every evaluation is appended as it arrives.
 
 A file is the name of its run, followed by records, each with its length and a checksum. Reading
-ends at a record that a crash cut short; all records before it count.
+passes over damaged records to the next good one, and counts the bytes that it passed over.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import contextlib
 import json
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,10 @@ __all__ = ["Answers", "CheckpointError", "Journal"]
 _FRAME = struct.Struct("<II")  # length of the record, its checksum
 # Request, row, digest of the request's points, value and noise; a failure follows as JSON.
 _RECORD = struct.Struct("<II16sdd")
+_MOST_SEARCHED = 2**28  # bytes of checksums, so that no file can make the search for a record long
+_FLIPPED = 2  # bits by which the name of a run may differ; two names differ by about 30
+_in_use: dict[Path, int] = {}  # journals that are open, each with the process that opened it
+_guard = threading.Lock()
 
 
 class CheckpointError(ValueError):
@@ -75,17 +80,21 @@ class Answers:
         for number, (digest, outcomes) in self.by_request.items():
             yield from (_framed(number, i, digest, outcome) for i, outcome in outcomes.items())
 
-    def read(self, content: bytes) -> int:
-        """Add records up to the first damaged one; return where that one begins."""
-        at = 0
-        while at + _FRAME.size + _RECORD.size <= len(content):
-            length, checksum = _FRAME.unpack_from(content, at)
-            record = content[at + _FRAME.size : at + _FRAME.size + length]
-            if length < _RECORD.size or len(record) < length or zlib.crc32(record) != checksum:
-                break
+    def read(self, content: bytes) -> Reading:
+        """Add all good records."""
+        at, end, lost, searched = 0, 0, 0, 0
+        while at + _FRAME.size + _RECORD.size <= len(content) and searched < _MOST_SEARCHED:
+            length, record = _record_at(content, at)
+            if record is None:
+                searched += length
+                at += 1
+                continue
             self._take(record)
-            at += _FRAME.size + length
-        return at
+            lost += at - end
+            at = end = at + _FRAME.size + length
+        # A crash leaves the beginning of one record; more than that, or a whole one, is damage.
+        is_torn = end + _FRAME.size > len(content) or _declared(content, end) > len(content) - end - _FRAME.size
+        return Reading(end, lost + (0 if is_torn else len(content) - end))
 
     def _take(self, record: bytes) -> None:
         number, i, digest, value, noise_sd = _RECORD.unpack_from(record)
@@ -97,6 +106,18 @@ class Answers:
         if self.by_request.get(number, (b"",))[0] != digest:
             self.by_request[number] = (digest, {})
         return self.by_request[number][1]
+
+
+class Reading(NamedTuple):
+    """What a journal gave, in bytes."""
+
+    end: int  # where the last good record ends
+    lost: int  # bytes of damaged records
+
+    @property
+    def n_lost(self) -> int:
+        """Most records that were lost: each takes at least these bytes."""
+        return -(-self.lost // (_FRAME.size + _RECORD.size))
 
 
 class Journal:
@@ -115,26 +136,55 @@ class Journal:
 
     def __init__(self, path: Path, run_id: str) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
-        _lock(self._file, path)
+        self._key = _reserved(path)
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+            _lock(self._file, path)
+        except BaseException:
+            _in_use.pop(self._key)
+            raise
         self._name = run_id.encode()
         self._good = 0  # length of the file up to which all records are complete
         self._is_torn = True  # whether the file may be longer than that
         self._waiting: list[bytes] = []
 
-    def resume(self, run_id: str) -> Answers:
-        """Continue the journal of a run and return its outcomes; restart that of another run."""
+    def resume(self, run_id: str) -> tuple[Answers, str]:
+        """Continue the journal of a run: its outcomes, and a sentence on what was lost, if any."""
         self._name, answers = run_id.encode(), Answers()
         content = _read_all(self._file)
-        if not content.startswith(self._name):
+        if len(content) < len(self._name):
             self.restart()
-            return answers
+            return answers, ""
+        self._refuse_others(content, run_id)
         try:
-            self._good = len(self._name) + answers.read(content[len(self._name) :])
+            found = answers.read(content[len(self._name) :])
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             msg = f"{str(self._path)!r} is damaged: {error}; remove it, and the evaluations since the last state are paid again"
             raise CheckpointError(msg) from error
-        return answers
+        self._good = len(self._name) + found.end
+        if not found.lost:
+            return answers, ""
+        return answers, (
+            f"{found.lost:,} bytes of the journal {str(self._path)!r} are damaged; up to {found.n_lost:,} evaluations "
+            "are lost and made again"
+        )
+
+    def claim(self, *run_ids: str) -> None:
+        """Refuse to write over the evaluations of a run other than these."""
+        self._refuse_others(_read_all(self._file), *run_ids)
+
+    def _refuse_others(self, content: bytes, *run_ids: str) -> None:
+        name, others = content[: len(self._name)], Answers()
+        if any(_differing_bits(name, run_id.encode()) <= _FLIPPED for run_id in run_ids):
+            return
+        others.read(content[len(self._name) :])
+        n = sum(len(outcomes) for _, outcomes in others.by_request.values())
+        if n or run_ids:
+            msg = (
+                f"{str(self._path)!r} holds {n:,} evaluations of another run than its checkpoint; "
+                "move it away if you need them, remove it if not, or choose another file"
+            )
+            raise CheckpointError(msg)
 
     def restart(self) -> None:
         """Empty the journal: the state holds all its outcomes."""
@@ -173,6 +223,7 @@ class Journal:
         """Close the file; remove it if it is empty."""
         is_empty = os.fstat(self._file).st_size == 0
         os.close(self._file)
+        _in_use.pop(self._key, None)
         if is_empty:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -186,6 +237,35 @@ def _write_at(file: int, at: int, content: bytes) -> int:
 def _read_all(file: int) -> bytes:
     os.lseek(file, 0, os.SEEK_SET)
     return b"".join(iter(lambda: os.read(file, 2**24), b""))
+
+
+def _record_at(content: bytes, at: int) -> tuple[int, bytes | None]:
+    """Length of the record that begins here, and the record; None if it is not a good one."""
+    length = _declared(content, at)
+    if length < _RECORD.size or at + _FRAME.size + length > len(content):
+        return 0, None
+    record = content[at + _FRAME.size : at + _FRAME.size + length]
+    return length, record if zlib.crc32(record) == _FRAME.unpack_from(content, at)[1] else None
+
+
+def _declared(content: bytes, at: int) -> int:
+    return int(_FRAME.unpack_from(content, at)[0])
+
+
+def _differing_bits(one: bytes, other: bytes) -> int:
+    """Bits that differ between two names of runs."""
+    return (int.from_bytes(one, "little") ^ int.from_bytes(other, "little")).bit_count()
+
+
+def _reserved(path: Path) -> Path:
+    """Reserve a journal for one thread of this process; locks of files are for processes alone."""
+    key = path.resolve()
+    with _guard:
+        if _in_use.get(key) == os.getpid():  # a forked process inherits entries that are not its own
+            msg = f"{str(path)!r} is in use by another fit of this process; wait for it, or choose another file"
+            raise CheckpointError(msg)
+        _in_use[key] = os.getpid()
+    return key
 
 
 def _lock(file: int, path: Path) -> None:

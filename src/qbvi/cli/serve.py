@@ -42,6 +42,9 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--out", default="posterior.npz", metavar="FILE", help="file for the posterior (default: %(default)s)"
     )
+    parser.add_argument(
+        "--evaluations", metavar="FILE", help="earlier evaluations of the same program: .csv, .parquet or .npz"
+    )
     parser.add_argument("--checkpoint", metavar="FILE", help="save the run here, and resume it if the file exists")
     parser.add_argument(
         "--on-mismatch",
@@ -113,6 +116,7 @@ class _Server:
             prior,
             **{"on_failure": "exclude", **options},
             callback=self._progress,
+            evaluations=args.evaluations,
             checkpoint=args.checkpoint,
             on_mismatch=args.on_mismatch,
         )

@@ -12,8 +12,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qbvi.arguments import array_of
 from qbvi.arrays import Array, array_namespace, to_numpy
-from qbvi.supports import Elementwise, Shape, Support, like
+from qbvi.supports import Elementwise, Interval, Periodic, Positive, Shape, Simplex, Support, like
 
 __all__ = [
     "Distribution",
@@ -35,6 +36,9 @@ Spec = dict[str, Any]
 Quadratic = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _START_DRAWS = 1000
+_NORMAL_RANGE = 1.349  # interquartile range of a standard normal
+# Interquartile range, on a log or logit scale, of a prior that is vague: four orders of magnitude.
+_VAGUE = math.log(1e4)
 _START_LIMIT = 700.0  # the largest unconstrained number that every support maps without saturating
 
 
@@ -108,12 +112,22 @@ class Distribution(ABC):
         """Starting point on the unconstrained scale: location (k,) and scale (k,), always finite.
 
         These are the median and the rescaled interquartile range of a thousand prior draws from a
-        fixed seed. They are zeros and ones if the prior cannot be sampled.
+        fixed seed. They are zeros and ones if the prior cannot be sampled. A positive number starts
+        at one, and a probability at a half, if the quartiles of its prior are more than four orders
+        of magnitude apart, because the median of such a prior says nothing: that of Gamma(0.01,
+        0.01) is below 1e-28. On a circle they
+        are the middle and a quarter of the period.
         """
+        if not self.can_sample and isinstance(self.support, Periodic):
+            low, high = self.support.bounds(self.shape)
+            return (low + high) / 2, (high - low) / 4
         if not self.can_sample:
             return np.zeros(self.dim), np.ones(self.dim)
-        u = self._draw(np.random.default_rng(0), _START_DRAWS)
-        return _location_and_scale(u)
+        loc, scale = _location_and_scale(self._draw(np.random.default_rng(0), _START_DRAWS))
+        if not isinstance(self.support, Positive | Interval | Simplex):
+            return loc, scale
+        most = _VAGUE / _NORMAL_RANGE
+        return np.where(scale > most, 0.0, loc), np.minimum(scale, most)
 
     def initial_values(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Starting point on the constrained scale: location and scale per entry, always finite.
@@ -130,8 +144,8 @@ class Distribution(ABC):
         if not isinstance(self.support, Elementwise) or self.support.is_discrete:
             return np.mean(x, axis=0), np.std(x, axis=0)
         lower, median, upper = np.quantile(x, [0.25, 0.5, 0.75], axis=0)
-        vague = (lower >= 0) & (upper > 1e4 * np.maximum(lower, 1e-300))
-        return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / 1.349)
+        vague = (lower >= 0) & (upper > math.exp(_VAGUE) * np.maximum(lower, 1e-300))
+        return np.where(vague, 1.0, median), np.where(vague | (upper == lower), 1.0, (upper - lower) / _NORMAL_RANGE)
 
     def to_spec(self) -> Spec:
         """Describe this prior as plain data.
@@ -286,11 +300,7 @@ def as_shape(shape: int | Shape) -> Shape:
 
 def finite_numbers(name: str, value: ArrayLike) -> NDArray[np.float64]:
     """Copy a parameter to a read-only float array; refuse anything but finite numbers."""
-    try:
-        numbers = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        msg = f"`{name}` must be a number or an array of numbers, got {value!r}"
-        raise TypeError(msg) from None
+    numbers = array_of(name, value)
     if not np.all(np.isfinite(numbers)):
         msg = f"`{name}` must be finite, got {brief(numbers)}"
         raise ValueError(msg)
@@ -359,7 +369,7 @@ def _location_and_scale(u: NDArray[np.float64]) -> tuple[NDArray[np.float64], ND
     """Median, and interquartile range over that of a standard normal; the latter is positive."""
     u = np.clip(np.nan_to_num(u, nan=0.0), -_START_LIMIT, _START_LIMIT)
     lower, median, upper = np.quantile(u, [0.25, 0.5, 0.75], axis=0)
-    scale = (upper - lower) / 1.349
+    scale = (upper - lower) / _NORMAL_RANGE
     return median, np.where(scale > 0, scale, 1.0)
 
 

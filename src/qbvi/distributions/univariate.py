@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln, gammaln
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.distributions.base import Independent, InFamily
+from qbvi.distributions.base import Independent, InFamily, Spec
 from qbvi.distributions.normal import GaussianInU
-from qbvi.supports import Interval, Positive, Real, Shape, bounded_exp, like, softplus
+from qbvi.supports import Interval, Periodic, Positive, Real, Shape, bounded_exp, like, softplus
 
 __all__ = [
     "Beta",
@@ -297,27 +297,48 @@ class Uniform(Independent):
         The finite ends; ``low`` is below ``high``.
     shape : int or tuple of int, optional
         Shape of the parameter. By default the broadcast shape of the others.
+    periodic : bool
+        Whether the two ends are the same value, as for an angle or a phase; see `qbvi.Periodic`.
 
     Examples
     --------
     >>> Uniform(-1.0, 1.0, shape=2).log_prob(np.zeros((1, 2))).round(6)
     array([-1.386294])
+    >>> Uniform(0.0, 24.0, periodic=True).support
+    Periodic(period=24.0, low=0.0)
     """
 
     low: NDArray[np.float64]
     high: NDArray[np.float64]
 
-    def __init__(self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, shape: int | Shape | None = None) -> None:
+    def __init__(
+        self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, shape: int | Shape | None = None, periodic: bool = False
+    ) -> None:
         super().__init__(Real(), shape, {"low": low, "high": high})
-        self.support = Interval(self._given["low"], self._given["high"])
+        ends = self._given["low"], self._given["high"]
+        self.support = Interval(*ends)  # also refuses ends in the wrong order
+        if periodic:
+            self.support = Periodic(ends[1] - ends[0], ends[0])
+        self.periodic = periodic
+
+    def to_spec(self) -> Spec:
+        """Describe this prior as plain data."""
+        return {**super().to_spec(), **({"periodic": True} if self.periodic else {})}
+
+    def __repr__(self) -> str:
+        return super().__repr__()[:-1] + (", periodic=True)" if self.periodic else ")")
 
     def _log_kernel(self, u: Array) -> Array:
+        if isinstance(self.support, Periodic):
+            return self.support.log_end(u, self.shape)
         return -softplus(u) - softplus(-u)
 
     def _log_constant(self) -> NDArray[np.float64]:
-        return np.zeros(self.dim)
+        return -np.log(self._flat["high"] - self._flat["low"]) if self.periodic else np.zeros(self.dim)
 
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
+        if self.periodic:
+            return rng.uniform(self._flat["low"], self._flat["high"], (n, self.dim))
         return _log_exponential_draws(rng, (n, self.dim)) - _log_exponential_draws(rng, (n, self.dim))
 
 

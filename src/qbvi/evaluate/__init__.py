@@ -1,11 +1,11 @@
 """Draws in, values out: the only place where the user's function is called."""
 
 from qbvi.evaluate.batches import Batches
-from qbvi.evaluate.black_box import BlackBox, EvaluationError, Evaluations
+from qbvi.evaluate.black_box import BlackBox, Evaluated, EvaluationError
 from qbvi.evaluate.calls import Outcome
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.on_device import DeviceBatches, DeviceBox, FromHost, clear_cache
-from qbvi.evaluate.policy import OnFailure
+from qbvi.evaluate.policy import OnFailure, Retry
 from qbvi.evaluate.sharded import ShardedLikelihood
 
 __all__ = [
@@ -13,12 +13,13 @@ __all__ = [
     "BlackBox",
     "DeviceBatches",
     "DeviceBox",
+    "Evaluated",
     "EvaluationError",
-    "Evaluations",
     "Failure",
     "FromHost",
     "OnFailure",
     "Outcome",
+    "Retry",
     "ShardedLikelihood",
     "clear_cache",
 ]

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import shown
+
 __all__ = ["Batches", "WithData", "mapped_parts", "n_rows_of", "rows_of"]
 
 
@@ -42,7 +44,12 @@ class Batches:
     as_rows: bool = False
 
     def __post_init__(self) -> None:
-        rows = {len(part) for part in _parts(self.data)}
+        parts = _parts(self.data)
+        other = next((part for part in parts if not _has_rows(part)), None)
+        if other is not None or not parts:
+            msg = f"`data` must be an array, a table, or a tuple, list or dict of them, got {shown(self.data)}"
+            raise TypeError(msg)
+        rows = {len(part) for part in parts}
         if rows == {0}:
             msg = "`data` must have at least one row, got none"
             raise ValueError(msg)
@@ -138,6 +145,10 @@ def _parts(data: Any) -> list[Any]:
     if isinstance(data, dict):
         return list(data.values())
     return list(data) if _is_several(data) else [data]
+
+
+def _has_rows(part: Any) -> bool:
+    return hasattr(part, "__len__") and not isinstance(part, str | bytes | set) and np.ndim(part) > 0
 
 
 def _is_several(data: Any) -> bool:

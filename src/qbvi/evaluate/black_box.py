@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import a_function, shown
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
 from qbvi.evaluate.deadlines import is_over, limited_to
 from qbvi.evaluate.failures import Failure
-from qbvi.evaluate.policy import OnFailure, Treatment, check_on_failure, excluded_value, floor_value, treatment_of
+from qbvi.evaluate.policy import (
+    ZERO,
+    OnFailure,
+    Treatment,
+    check_on_failure,
+    excluded_value,
+    floor_value,
+    treatment_of,
+    tries_of,
+)
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["AbandonedError", "BlackBox", "EvaluationError", "Evaluations", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = ["AbandonedError", "BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -30,6 +41,8 @@ class EvaluationError(RuntimeError):
     - It failed at a point, and `on_failure` says to raise.
     - The workers, the cluster or the time that its calls need are gone.
     - No step can be computed from its values.
+
+    Also raised if values given as `evaluations` are not those of this log-likelihood.
 
     Attributes
     ----------
@@ -58,12 +71,13 @@ class AbandonedError(EvaluationError):
         super().__init__(msg)
 
 
-class Evaluations(NamedTuple):
+class Evaluated(NamedTuple):
     """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
     values: Any  # (n,) floats; arrays of NumPy, or of the backend that the loop computes on
     ok: Any  # (n,) truth values
     noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
+    zero: Any = None  # (n,) truth values: where the likelihood is zero; None if it is nowhere
     # Rows of the request that were evaluated before the time was over; None for all of them.
     rows: NDArray[np.int64] | None = None
 
@@ -99,6 +113,8 @@ class BlackBox:
         - ``"exclude"`` the point from the step; it still counts in every denominator;
         - ``"floor"``: give the point a value below all others of its step, by their range and by
           one nat at least;
+        - ``"retry"``: make the call again, up to three calls in all, and then exclude the point; a
+          `Retry` has other numbers;
         - a function that takes the `Failure` and returns a number;
         - a dict of these by kind of failure or exception type. Failures that are not listed raise.
     runner
@@ -122,6 +138,9 @@ class BlackBox:
     runner: Runner | None = None
     is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
     deadline: float | None = None  # on the clock time.monotonic: no call begins after it
+    # Called with the rows that were evaluated, with their values as the function returned them, and
+    # with their noise.
+    on_returned: Callable[[NDArray[np.int64], Floats, Floats], None] | None = None
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -133,7 +152,7 @@ class BlackBox:
         scale: float = 1.0,
         known: Mapping[int, Outcome] = _NONE_KNOWN,
         on_done: Callable[[int, Outcome], None] | None = None,
-    ) -> Evaluations:
+    ) -> Evaluated:
         """Evaluate at stacked constrained points, on a batch of data where there is one.
 
         Parameters
@@ -153,26 +172,28 @@ class BlackBox:
 
         Returns
         -------
-        Evaluations
-            Those of all points or, if the deadline passed, of some: ``rows`` then says of which.
+        Evaluated
+            Values at all points or, if the deadline passed, at some: ``rows`` then says at which.
             The others were not evaluated. They are no failures and do not count.
         """
         is_first = self.n_evals == 0
         outcomes = dict(known)
-        for i, outcome in self._evaluated(points, batch, known, is_first):
+        for i, outcome in self._settled(points, batch, known, is_first):
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(i, outcome)
-        made = sorted(outcomes)
-        ordered = [outcomes[i] for i in made]
+        made = np.array(sorted(outcomes), dtype=np.int64)
+        ordered = [outcomes[i] for i in made.tolist()]
         self.n_evals += len(ordered) + self._repeated(outcomes, count(points))
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
+        if self.on_returned is not None:
+            self.on_returned(made, raw, noise_sd)
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        evaluated = Evaluations(raw * scale, np.isfinite(raw), noise_sd * scale)
+        evaluated = Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale)
         filled = self._replace_failed(evaluated, failures, scale)
-        return filled if len(made) == count(points) else filled._replace(rows=np.array(made, dtype=np.int64))
+        return filled if len(made) == count(points) else filled._replace(rows=made)
 
     @property
     def _calls(self) -> Calls:
@@ -180,12 +201,35 @@ class BlackBox:
         return replace(self.calls, blame=True) if self.is_lenient and self.runner is None else self.calls
 
     def treatment(self, failure: Failure) -> Treatment:
-        """What `on_failure` says about a failure; nothing raises while the box is lenient."""
+        """What `on_failure` says about a point without a value, after all tries.
+
+        Nothing raises while the box is lenient.
+        """
         treatment = treatment_of(failure, self.on_failure)
         return "exclude" if self.is_lenient and treatment == "raise" else treatment
 
-    def _evaluated(
+    def tries(self, failure: Failure) -> int:
+        """How many calls `on_failure` allows at a point that fails in this way."""
+        return tries_of(failure, self.on_failure)
+
+    def _settled(
         self, points: Points, batch: tuple[Any, ...], known: Mapping[int, Outcome], is_first: bool
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Yield row and outcome of every point that is not known, after as many tries as allowed.
+
+        Failed calls are made again together, after all others. Those for which there is no time
+        then are not settled.
+        """
+        settled, turn = set(known), 1
+        while len(settled) < count(points) and not is_over(self.deadline):
+            for i, outcome in self._evaluated(points, batch, settled.copy(), is_first):
+                if outcome.failure is None or turn >= self.tries(outcome.failure):
+                    settled.add(i)
+                    yield i, outcome
+            turn += 1
+
+    def _evaluated(
+        self, points: Points, batch: tuple[Any, ...], known: Collection[int], is_first: bool
     ) -> Iterator[tuple[int, Outcome]]:
         """Yield row and outcome of every point that is not known."""
         all_rows = [[i for i in block if i not in known] for block in blocks_of(count(points), self.vectorized)]
@@ -220,10 +264,10 @@ class BlackBox:
         lost = {i for i, outcome in outcomes.items() if _was_lost(outcome.failure)}
         return sum(len(block) for block in blocks if not lost.isdisjoint(block))
 
-    def _replace_failed(self, evaluated: Evaluations, failures: dict[int, Failure], scale: float) -> Evaluations:
+    def _replace_failed(self, evaluated: Evaluated, failures: dict[int, Failure], scale: float) -> Evaluated:
         if not failures:
             return evaluated
-        values, ok, noise_sd, _ = evaluated
+        values, ok, noise_sd = evaluated[:3]
         self.failures.extend(failures.values())
         treatments = {i: self.treatment(failure) for i, failure in failures.items()}
         for i, treatment in treatments.items():
@@ -235,13 +279,22 @@ class BlackBox:
         # There is no value to replace them by. The method goes elsewhere, and `Run` ends the fit if
         # that never helps.
         if not ok.any():
-            return Evaluations(np.full(ok.shape, np.nan), ok, noise_sd)
+            return Evaluated(np.full(ok.shape, np.nan), ok, noise_sd, self._zeros(treatments, failures, ok))
         floored = [i for i, treatment in treatments.items() if treatment == "floor"]
         fine = values[ok], ok[ok]
         filled = np.where(ok, values, excluded_value(*fine))
         filled[floored] = floor_value(*fine)
-        ok[floored] = True
-        return Evaluations(filled, ok, noise_sd)
+        return Evaluated(filled, ok, noise_sd, self._zeros(treatments, failures, ok))
+
+    @staticmethod
+    def _zeros(
+        treatments: dict[int, Treatment], failures: dict[int, Failure], ok: NDArray[np.bool_]
+    ) -> NDArray[np.bool_] | None:
+        """Excluded points whose likelihood is zero (n,); None if there are none."""
+        rows = [i for i, failure in failures.items() if failure.kind == ZERO and treatments[i] == "exclude"]
+        zero = np.zeros(ok.shape, dtype=bool)
+        zero[rows] = True
+        return zero if rows else None
 
     def _error(self, failure: Failure, failures: dict[int, Failure], ok: NDArray[np.bool_]) -> EvaluationError:
         everywhere = not ok.any() and all(other.kind == "exception" for other in failures.values())
@@ -264,17 +317,16 @@ def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: O
 
 
 _WAYS_OUT = (
-    'pass on_failure="exclude" or "floor" to go on without such points, or keep the parameters where the function is finite '
+    'pass on_failure="exclude" or "floor" to go on without such points, "retry" if they fail by chance, or keep the parameters where the function is finite '
     "with a support (qbvi.Positive, qbvi.Interval ...)"
 )
 
 
 def _check_function(function: Any, vectorized: Any) -> None:
-    if not callable(function):
-        msg = f"`log_likelihood` must be a function, got {type(function).__name__}"
-        raise TypeError(msg)
-    if not isinstance(vectorized, bool | int) or (vectorized is not False and vectorized < 1):
-        msg = f"`vectorized` must be True, False, or the number of points of one call, got {vectorized!r}"
+    a_function("log_likelihood", function)
+    is_number = isinstance(vectorized, Real) and float(vectorized).is_integer() and float(vectorized) >= 1
+    if not isinstance(vectorized, bool | np.bool_) and not is_number:
+        msg = f"`vectorized` must be True, False, or the number of points of one call, got {shown(vectorized)}"
         raise ValueError(msg)
 
 

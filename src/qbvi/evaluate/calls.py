@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import text_of
 from qbvi.evaluate.failures import Failure, failure_of_value, full_name
 from qbvi.points import Points, copied, count, row, rows
 
@@ -76,7 +78,7 @@ class Calls:
         try:
             # A copy, because the function may overwrite its argument.
             value, sd = map(number_of, _value_and_sd(self.function(copied(point), *batch)))
-            return Outcome(value, sd, failure_of_value(point, value, time.perf_counter() - start))
+            return _outcome(point, value, sd, time.perf_counter() - start)
         except let_through:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -99,8 +101,8 @@ class Calls:
         seconds = time.perf_counter() - start
         outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
         # Only failures need a copy of their point.
-        for i in np.flatnonzero(~np.isfinite(values)).tolist():
-            outcomes[i] = outcomes[i]._replace(failure=failure_of_value(row(block, i), outcomes[i].value, seconds))
+        for i in np.flatnonzero(~(np.isfinite(values) & np.isfinite(sds) & (sds >= 0))).tolist():
+            outcomes[i] = _outcome(row(block, i), outcomes[i].value, outcomes[i].noise_sd, seconds)
         return outcomes
 
 
@@ -139,6 +141,15 @@ def number_of(value: Any, name: str = "log_likelihood") -> float:
     return float(array.reshape(()))
 
 
+def _outcome(point: Any, value: float, sd: float, seconds: float) -> Outcome:
+    """The outcome of a call; a value whose standard deviation makes no sense is no value."""
+    failure = failure_of_value(point, value, seconds)
+    if failure is None and not 0 <= sd < math.inf:
+        message = f"returned the standard deviation {sd} with its value, which must be finite and at least 0"
+        return Outcome(math.nan, 0.0, Failure(point, "nan", message, seconds=seconds))
+    return Outcome(value, sd if failure is None else 0.0, failure)
+
+
 def _value_and_sd(returned: Any) -> tuple[Any, Any]:
     """Split a pair into a value and the standard deviation of its noise, zero for a value alone."""
     if isinstance(returned, tuple) and len(returned) == 2:
@@ -158,7 +169,8 @@ def _one_number_each(values: Any, n: int) -> Floats:
 
 
 def _numeric(value: Any, name: str) -> Floats:
-    array = np.asarray(value)
+    # What a mask hides is not a value: NaN, a failure.
+    array = value.astype(np.float64).filled(np.nan) if np.ma.is_masked(value) else np.asarray(value)
     if array.dtype.kind not in "fiu":
         msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
         raise ShapeError(msg)
@@ -166,6 +178,6 @@ def _numeric(value: Any, name: str) -> Floats:
 
 
 def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
-    message = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {text_of(error)}"
     types = tuple(full_name(one) for one in type(error).__mro__ if issubclass(one, BaseException))
     return Failure(point, "exception", message, "".join(traceback.format_exception(error)), seconds, types=types)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import multiprocessing
 import os
 import pickle
 import queue
@@ -14,8 +15,10 @@ import uuid
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple, Self, TypeVar
 
+from qbvi.arguments import shown
 from qbvi.evaluate.black_box import AbandonedError, EvaluationError, Runner
 from qbvi.evaluate.calls import Calls, Outcome, working_as
 from qbvi.evaluate.deadlines import arriving, is_over, seconds_until
@@ -30,6 +33,7 @@ _T = TypeVar("_T")
 Executor = Any  # None, a number of processes, a Dask client, or anything with `submit` or `map`
 
 _ROUND_TRIP = 1e-3  # seconds that a task of the user's executor costs, at most, on one machine
+_MOST_PROCESSES = 4096  # more is a slip: each is an interpreter of its own
 _MOST_LOADED = 4  # functions that a worker keeps: a pool of the user's may serve many fits
 _MESSAGES_EACH = 2  # messages that each worker of a multiprocessing.Pool has at a time
 _LOOK_EVERY = 0.5  # seconds between looks at the processes of a multiprocessing.Pool
@@ -54,13 +58,17 @@ def open_runner(
     _check_timeout(executor, timeout)
     if executor is None and timeout is None:
         yield None
-    elif executor is None or isinstance(executor, int):
+    elif executor is None or isinstance(executor, Integral):
+        _refuse_in_daemon(executor)
         with Processes(calls, _number(executor), timeout, deadline) as processes:
             yield processes
     elif _is_dask(executor):
         from qbvi.evaluate.dask import OnDask
 
         yield OnDask(calls, executor, deadline)
+    elif isinstance(executor, type):
+        msg = f"`executor` must be an executor, not its class, got {shown(executor)}"
+        raise TypeError(msg)
     else:
         with _Borrowed(calls, executor, deadline) as borrowed:
             yield borrowed
@@ -68,7 +76,8 @@ def open_runner(
 
 def warn_if_nothing_to_share(executor: Executor, vectorized: bool | int) -> None:
     """Warn that one call for all points keeps only one worker busy."""
-    if executor is not None and executor != 1 and vectorized is True:
+    is_one = isinstance(executor, Integral) and executor == 1
+    if executor is not None and not is_one and vectorized is True:
         msg = (
             "`executor` has nothing to share out: with vectorized=True all points of a step go into one call; pass the number of points "
             "that one call should have, such as vectorized=16"
@@ -344,10 +353,18 @@ def _by_map(
             return
         portion = deliveries[first : first + size]
         if clock.is_here:  # a lazy map in this process, perhaps: no other thread may make its calls
-            yield from enumerate(mapper(run_chunk, portion), first)
+            yield from enumerate(_mapped(mapper, portion), first)
         else:
-            reports = functools.partial(mapper, run_chunk, portion)
+            reports = functools.partial(_mapped, mapper, portion)
             yield from enumerate(_in_time(executor, reports, clock, len(portion)), first)
+
+
+def _mapped(mapper: Callable[..., Iterable[Any]], deliveries: list[Delivery]) -> Iterable[Report]:
+    reports = mapper(run_chunk, deliveries)
+    if not isinstance(reports, Iterable):
+        msg = f"`executor` must return one result for each call, as the built-in map does, got {shown(reports)}"
+        raise TypeError(msg)
+    return reports
 
 
 def _name(executor: Any) -> str:
@@ -360,13 +377,26 @@ def _width(executor: Any) -> int:
     return next((width for width in widths if isinstance(width, int) and width > 0), os.cpu_count() or 1)
 
 
-def _number(executor: int | None) -> int:
+def _number(executor: Any) -> int:
     if executor is None:
         return 1
-    if isinstance(executor, bool) or executor < 1:
-        msg = f"`executor` must be at least 1 where it is a number of processes, got {executor!r}; leave it out for no processes"
+    if isinstance(executor, bool) or not 1 <= executor <= _MOST_PROCESSES:
+        msg = (
+            f"`executor` must be from 1 to {_MOST_PROCESSES:,} where it is a number of processes, got {executor!r}; "
+            "leave it out for no processes"
+        )
         raise ValueError(msg)
-    return executor
+    return int(executor)
+
+
+def _refuse_in_daemon(executor: Any) -> None:
+    if multiprocessing.current_process().daemon:
+        what = "`timeout`" if executor is None else f"`executor={executor}`"
+        msg = (
+            f"{what} needs processes of its own, which a daemon process such as a worker of multiprocessing.Pool must not start; "
+            "leave it out there, or run the fit in a process of concurrent.futures.ProcessPoolExecutor"
+        )
+        raise ValueError(msg)
 
 
 def _is_dask(executor: Any) -> bool:
@@ -377,7 +407,7 @@ def _check_timeout(executor: Executor, timeout: float | None) -> None:
     if timeout is not None and not timeout > 0:
         msg = f"`timeout` must be a positive number of seconds, got {timeout!r}"
         raise ValueError(msg)
-    if timeout is not None and executor is not None and not isinstance(executor, int):
+    if timeout is not None and executor is not None and not isinstance(executor, Integral):
         msg = (
             "`timeout` must go with processes of qbvi's own, which can be killed one by one: pass a number as `executor`, "
             f"got {type(executor).__name__}"

@@ -15,7 +15,7 @@ from qbvi.arrays import Array, array_namespace
 from qbvi.backends import HOST, Backend, BackendError, forget_compiled
 from qbvi.backends.base import leaves, mapped_tree
 from qbvi.evaluate.batches import Batches, mapped_parts
-from qbvi.evaluate.black_box import BlackBox, Evaluations, warn_if_not_a_log
+from qbvi.evaluate.black_box import BlackBox, Evaluated, warn_if_not_a_log
 from qbvi.evaluate.calls import Outcome, ShapeError
 from qbvi.evaluate.failures import Failure, failure_of_value
 from qbvi.evaluate.policy import replace_failed
@@ -147,26 +147,29 @@ class DeviceBox(BlackBox):
         scale: float = 1.0,
         known: Mapping[int, Outcome] | None = None,
         on_done: Callable[[int, Outcome], None] | None = None,
-    ) -> Evaluations:
+    ) -> Evaluated:
         """Evaluate at stacked points of the backend; the results are arrays of the backend."""
         with self.backend.active():
             return self._answered(points, batch, scale)
 
-    def _answered(self, points: Points, batch: tuple[Any, ...], scale: float) -> Evaluations:
+    def _answered(self, points: Points, batch: tuple[Any, ...], scale: float) -> Evaluated:
         raw, noise_sd = self.raw(points, batch)
         xp = array_namespace(raw)
         values, ok = raw * scale, xp.isfinite(raw)
         on_host = self.backend.to_host(raw)
         self.count_evaluations(on_host)
         if np.isfinite(on_host).all():
-            return Evaluations(values, ok, noise_sd * scale)
+            return Evaluated(values, ok, noise_sd * scale)
         failures = self.failures_at(points, on_host)
         if not isinstance(self.on_failure, str):
-            evaluated = Evaluations(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
+            evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
             replaced = self._replace_failed(evaluated, failures, scale)
-            return Evaluations(*(self.backend.asarray(part) for part in replaced[:3]))
+            values, ok, noise_sd = (self.backend.asarray(part) for part in replaced[:3])
+            return Evaluated(
+                values, ok, noise_sd, None if replaced.zero is None else self.backend.asarray(replaced.zero)
+            )
         self.record(failures, np.isfinite(on_host))
-        return Evaluations(*replace_failed(self.on_failure, values, ok), noise_sd * scale)
+        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd * scale)
 
     def count_evaluations(self, raw: NDArray[Any]) -> None:
         """Count the evaluations of a step, and warn if the first ones look like densities."""

@@ -293,15 +293,22 @@ _NOT_STARTED = (
 )
 
 
+# Seconds before another try to start a process: Python replaces the server only once the system has
+# ended it.
+_PAUSES = (0.01, 0.1, 1.0)
+
+
 def _start(process: Any) -> None:
-    """Start a process, a second time if the server that forks it was just killed."""
-    try:
-        process.start()
-    except (OSError, EOFError):
+    """Start a process, again if the server that forks it was just killed."""
+    for pause in (*_PAUSES, None):
         try:
             process.start()
         except (OSError, EOFError) as error:
-            raise EvaluationError(_NOT_STARTED.format(f"{type(error).__name__}: {error}")) from error
+            if pause is None:
+                raise EvaluationError(_NOT_STARTED.format(f"{type(error).__name__}: {error}")) from error
+            time.sleep(pause)
+        else:
+            return
 
 
 def _context() -> Any:

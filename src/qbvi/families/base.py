@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
-from qbvi.arrays import Array, array_namespace, device
+import numpy as np
 
-__all__ = ["Curve", "Family", "GaussianFamily", "Part", "bounded_curve"]
+from qbvi.arrays import Array, array_namespace, device
+from qbvi.random import FIXED_SEED, Independent, matched_normals
+
+__all__ = ["Curve", "Density", "Family", "GaussianFamily", "Part", "bounded_curve"]
 
 Curve = Callable[[Array], tuple[Array, Array]]
 r"""How far a step goes along each whitened direction of curvature.
@@ -18,7 +21,54 @@ factor of the precision, and ``t`` scales the move of the mean; see `qbvi.steps`
 """
 
 
-class Family(ABC):
+class Density(ABC):
+    """Densities over flat ``theta`` of length `dim`: what a fit needs of its posterior.
+
+    A member is a flat array ``q`` that only its own class can interpret.
+    """
+
+    dim: int
+
+    @property
+    @abstractmethod
+    def n_stored(self) -> int:
+        """Length of ``q``: how many numbers describe a member."""
+
+    @abstractmethod
+    def draw(self, q: Array, rng: np.random.Generator, n: int) -> Array:
+        """Independent draws from ``q``: (n, d)."""
+
+    def fixed_draws(self, q: Array, n: int) -> Array:
+        """A sample of ``q`` (n, d) that is the same at every call."""
+        return self.draw(q, np.random.default_rng(FIXED_SEED), n)
+
+    @abstractmethod
+    def log_prob(self, q: Array, theta: Array) -> Array:
+        """Log density at each draw: (n, d) -> (n,)."""
+
+    @abstractmethod
+    def mean(self, q: Array) -> Array:
+        """Mean (d,)."""
+
+    @abstractmethod
+    def cov(self, q: Array) -> Array:
+        """Covariance (d, d)."""
+
+    @abstractmethod
+    def sd(self, q: Array) -> Array:
+        """Standard deviations (d,)."""
+
+    @property
+    def independent_parts(self) -> tuple[Part, ...]:
+        """The exponential families that it is a product of; none if it is not."""
+        return ()
+
+    def members(self, q: Array) -> list[Array]:
+        """The member of every part, in the order of `independent_parts`."""
+        return []
+
+
+class Family(Density):
     r"""An exponential family over flat ``theta`` of length `dim`, with `size` natural parameters.
 
     .. math:: q(\theta) = h(\theta) \exp(\phi(\theta) \cdot \lambda - A(\lambda))
@@ -27,17 +77,10 @@ class Family(ABC):
     of length `size` in natural coordinates.
     """
 
-    dim: int
-
     @property
     @abstractmethod
     def size(self) -> int:
         """Number of natural parameters."""
-
-    @property
-    @abstractmethod
-    def n_stored(self) -> int:
-        """Length of ``q``: how many numbers describe a member."""
 
     @abstractmethod
     def start(self, loc: Array, scale: Array) -> Array:
@@ -51,25 +94,20 @@ class Family(ABC):
     def transport(self, q: Array, z: Array) -> Array:
         """Transform standard normal draws ``z (n, d)`` to draws from ``q``."""
 
-    @abstractmethod
-    def log_prob(self, q: Array, theta: Array) -> Array:
-        """Log density at each draw: (n, d) -> (n,)."""
+    def draw(self, q: Array, rng: np.random.Generator, n: int) -> Array:
+        """Independent draws from ``q``: (n, d)."""
+        return self.transport(q, Independent().normal(rng, n, self.dim))
+
+    def fixed_draws(self, q: Array, n: int) -> Array:
+        """A quasi-random sample of ``q`` (n, d).
+
+        Its mean and covariance are exactly those of a Gaussian ``q``.
+        """
+        return self.transport(q, matched_normals(n, self.dim))
 
     @abstractmethod
     def entropy(self, q: Array) -> Array:
         """Entropy in nats."""
-
-    @abstractmethod
-    def mean(self, q: Array) -> Array:
-        """Mean (d,)."""
-
-    @abstractmethod
-    def cov(self, q: Array) -> Array:
-        """Covariance (d, d)."""
-
-    @abstractmethod
-    def sd(self, q: Array) -> Array:
-        """Standard deviations (d,)."""
 
     @abstractmethod
     def natural(self, q: Array) -> Array:

@@ -86,6 +86,6 @@ class Binomial(LinearPredictor):
 
 def _trials(trials: Any, n: int) -> Floats:
     """One number of trials per row."""
-    of = as_target(np.full(n, trials) if np.ndim(trials) == 0 else trials, n, argument="trials")
+    of = as_target(np.full(n, trials) if np.isscalar(trials) else trials, n, argument="trials")
     refuse("trials", "hold whole numbers from 1", of, (of < 1) | (of % 1 != 0))
     return of

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import flag
 from qbvi.distributions import Normal
 from qbvi.models.base import Prediction, StatisticalModel
 from qbvi.models.inputs import Columns, as_columns, matching_columns
@@ -35,6 +36,7 @@ class DesignModel(StatisticalModel):
     y: Floats = np.empty(0)  # a model without data has no rows
 
     def __init__(self, X: Any, intercept: bool) -> None:
+        flag("intercept", intercept)
         columns = as_columns(X)
         _check_constants(columns, intercept)
         if intercept and "intercept" in columns.names:

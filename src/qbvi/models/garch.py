@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, log_expit, logit
 
+from qbvi.arguments import number, positive_number
 from qbvi.distributions import Normal, Transformed
 from qbvi.models.base import Prediction, StatisticalModel
 from qbvi.models.inputs import as_series
@@ -63,9 +64,8 @@ class GARCH(StatisticalModel):
         if not 0 < mean_square < 100:
             msg = f"`returns` must have a mean square in (0, 100), got {mean_square:g}; give them as decimals or in percent"
             raise ValueError(msg)
-        if first_variance is not None and not first_variance > 0:
-            msg = f"`first_variance` must be positive, got {first_variance}"
-            raise ValueError(msg)
+        if first_variance is not None:
+            number("first_variance", positive_number("first_variance", first_variance))
         self.first_variance = mean_square if first_variance is None else float(first_variance)
 
     @property

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from qbvi.arguments import flag
 from qbvi.models.base import Prediction
 from qbvi.models.inputs import Columns, as_series, refuse
 from qbvi.models.linear import Linear
@@ -49,7 +50,7 @@ class HAR(Linear):
 
     def __init__(self, volatility: Any, log: bool = True) -> None:
         longest = max(_SPANS.values())
-        self.log = log
+        self.log = flag("log", log)
         self.volatility = self._checked(volatility, longest + 2)
         columns = Columns(_averages(self.volatility, log)[:-1], tuple(_SPANS))
         target = self._scaled(self.volatility[longest:])

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import array_of, shown
+
 __all__ = [
     "Columns",
     "as_classes",
@@ -75,7 +77,13 @@ def as_varying_target(y: Any, n: int) -> Floats:
 
 def as_classes(y: Any, n: int) -> tuple[tuple[Any, ...], Floats]:
     """The sorted labels, and the index of each row's label."""
-    labels = np.asarray(y)
+    if np.ma.is_masked(y):
+        array_of("y", y)
+    try:
+        labels = np.asarray(y)
+    except ValueError:
+        msg = f"`y` must have one label for each row of `X`, got {shown(y)}"
+        raise TypeError(msg) from None
     if labels.shape != (n,):
         msg = f"`y` must have shape ({n},), one label for each row of `X`, got {labels.shape}"
         raise ValueError(msg)
@@ -135,15 +143,18 @@ def refuse(argument: str, rule: str, values: Floats, bad: NDArray[np.bool_]) -> 
 
 def _numbers(argument: str, data: Any) -> Floats:
     """A copy as floats, without missing values."""
+    if np.ma.is_masked(data):
+        array_of(argument, data)
     try:
         values = np.array(data, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         msg = f"`{argument}` must hold numbers only ({error}); turn categories into indicator columns first"
         raise TypeError(msg) from error
     if not np.all(np.isfinite(values)):
-        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        at_least_one = np.atleast_1d(values)
+        rows = np.flatnonzero(~np.isfinite(at_least_one).reshape(len(at_least_one), -1).all(axis=1))
         shown = ", ".join(map(str, rows[:5])) + (" ..." if len(rows) > 5 else "")
-        msg = f"`{argument}` must be finite; {len(rows)} of {len(values)} rows have NaN or infinity (row {shown}): drop or impute them"
+        msg = f"`{argument}` must be finite; {len(rows)} of {len(at_least_one)} rows have NaN or infinity (row {shown}): drop or impute them"
         raise ValueError(msg)
     values.flags.writeable = False
     return values

@@ -89,6 +89,6 @@ class Poisson(LinearPredictor):
 
 def _exposures(exposure: Any, n: int) -> Floats:
     """One exposure per row."""
-    exposures = as_target(np.full(n, exposure) if np.ndim(exposure) == 0 else exposure, n, argument="exposure")
+    exposures = as_target(np.full(n, exposure) if np.isscalar(exposure) else exposure, n, argument="exposure")
     refuse("exposure", "be positive", exposures, exposures <= 0)
     return exposures

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import positive_number
+from qbvi.arguments import instance_of, number, one_of, positive_number, whole_number
 from qbvi.arrays import Array
+from qbvi.evaluate import EvaluationError
 from qbvi.families.base import Family
-from qbvi.protocol import Algorithm, Info, Values
+from qbvi.model import Model
+from qbvi.protocol import Algorithm, Info, Known, Values
 from qbvi.random import orthogonal_pairs
+from qbvi.regression.left_out import is_product, left_out
 from qbvi.regression.regress import RegressionState
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Store
 from qbvi.regression.surrogate import Variances
 from qbvi.stopping import GapBelow, Rule
 
-__all__ = ["Answer", "Move", "RegressionMethod"]
+__all__ = ["Answer", "Move", "RegressionMethod", "finite_or_zero"]
 
 Floats = NDArray[np.float64]
+_LARGEST = 1e6  # of a tolerance or a scale; more is a slip
+
+_LARGEST = 1e100  # nats: a log joint further below zero is minus infinity for every purpose
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +79,17 @@ class RegressionMethod(Algorithm):
     rules: Rules = field(default_factory=Rules, repr=False)
 
     def __post_init__(self) -> None:
+        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
         for name in ("tol", "initial_scale"):
-            positive_number(name, getattr(self, name))
+            number(name, positive_number(name, getattr(self, name)), most=_LARGEST)
+        for name in ("n_fresh", "window"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        one_of("keep", self.keep, "best", "last")
         least = self.rules.noise.repeated
-        if self.n_samples is not None and (self.n_samples < least or self.n_samples % 2):
+        if self.n_samples is None:
+            return
+        object.__setattr__(self, "n_samples", whole_number("n_samples", self.n_samples))
+        if self.n_samples < least or self.n_samples % 2:
             msg = f"`n_samples` must be even, as draws come in mirror pairs, and at least {least}, got {self.n_samples}"
             raise ValueError(msg)
 
@@ -103,11 +116,39 @@ class RegressionMethod(Algorithm):
             return ()
         return (f"the log-likelihood is noisy, with a standard deviation of about {math.sqrt(state.noise):.2g}",)
 
+    def notes_on_family(self, model: Model, family: Any, state: RegressionState, q: Array) -> tuple[str, ...]:
+        """Name the correlations that a product leaves out, if they cost more than the tolerance.
+
+        Before the steps are short, cross terms show the way to the best product, not its shortfall.
+        """
+        is_settled = state.last_step is not None and state.last_step.kl <= self.rules.gap.settled_kl
+        state = state._replace(q=q)
+        if not (is_settled and is_product(family) and self._is_enough(family, state, np.zeros(1))):
+            return ()
+        found = left_out(family, q, self._curvature(family, state), model.is_discrete)
+        return (found.sentence(model),) if found.nats > self.tol else ()
+
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""
         most = self.rules.effort.most(self._n_coefficients(family), self.tol)
         radius = np.float64(self.rules.trust_region.first_radius * family.n_whitened)
         return RegressionState(q, Store.empty(family.dim), Variances(), most, radius, None, None, 1.0, 0.0)
+
+    @property
+    def uses_earlier(self) -> bool:
+        """Every point informs the regression, whoever evaluated it."""
+        return True
+
+    def knowing(self, family: Any, state: RegressionState, known: Known) -> RegressionState:
+        """Store earlier points. Their noise is known, so the first batch repeats no point."""
+        store = Store.holding(family, known)
+        most = max(state.most, self.rules.effort.noisy_points) if known.noise else state.most
+        state = state._replace(store=store, noise=known.noise, most=most, n_before=len(store.past))
+        chosen = store.choose(family, family.defensive(state.q), most, self.rules.thinning)
+        if np.sum(chosen.weights) < family.n_whitened + self.rules.retreat.spare:
+            return state  # none of the points is near
+        thorough = replace(self, rules=replace(self.rules, search=self.rules.search.thorough()))
+        return state._replace(variances=thorough._answer(family, state).variances)
 
     def ask(self, family: Any, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs along orthogonal directions.
@@ -121,7 +162,23 @@ class RegressionMethod(Algorithm):
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
-        """Make one iteration."""
+        """Make one iteration.
+
+        Raises a `qbvi.EvaluationError` if the values are too large or too alike for arithmetic.
+        """
+        try:
+            return self._iteration(family, state, theta, values)
+        except (ArithmeticError, ValueError) as error:
+            msg = (
+                f"the values of `log_likelihood`, from {np.min(values.log_joint):.3g} to {np.max(values.log_joint):.3g} with the "
+                f"prior, cannot be regressed on in double precision ({error}); rescale the function or its parameters, give "
+                "the parameters a proper prior, or start elsewhere with `init`"
+            )
+            raise EvaluationError(msg) from error
+
+    def _iteration(
+        self, family: Any, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
         state, h = self._received(family, state, theta, values)
         if not self._is_enough(family, state, h):
             return self._retreated(family, state), nothing_learnt(h)
@@ -141,6 +198,10 @@ class RegressionMethod(Algorithm):
     @abstractmethod
     def _answer(self, family: Any, state: RegressionState) -> Any:
         """Regress on the points so far: an `Answer`."""
+
+    @abstractmethod
+    def _curvature(self, family: Any, state: RegressionState) -> Floats:
+        """Coefficients of ``x'Cx / 2`` in whitened coordinates, those outside the family too."""
 
     def _checked(self, answer: Any, h: Floats) -> Any:
         """Compare the answer with the newest residuals; some methods correct it."""
@@ -165,7 +226,7 @@ class RegressionMethod(Algorithm):
 
         The repeated points of the first batch measure the noise of the function.
         """
-        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
+        y = finite_or_zero(values)
         known, n = np.asarray(values.noise_sd) ** 2, self.rules.noise.repeated
         if state.noise is None:
             noise = max(self._noise_variance(y[:n], y[-n:]), float(np.mean(known)))
@@ -222,6 +283,12 @@ class RegressionMethod(Algorithm):
         return state._replace(
             q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
         )
+
+
+def finite_or_zero(values: Values) -> Floats:
+    """Log joints (n,), minus infinity where there is none, or where its square is too large."""
+    is_there = values.ok & (np.abs(values.log_joint) < _LARGEST)
+    return np.where(is_there, values.log_joint, -np.inf)
 
 
 def nothing_learnt(h: Floats) -> Info:

@@ -13,10 +13,11 @@ from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.protocol import Info, Values
-from qbvi.regression.base import Answer, Move, RegressionMethod
+from qbvi.regression.base import Answer, Move, RegressionMethod, finite_or_zero
 from qbvi.regression.correction import LeftOutDraws, corrected
+from qbvi.regression.ladder import Ladder
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by_bisection, repeated_share
-from qbvi.regression.look import PriorLook, PriorScale
+from qbvi.regression.look import PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
@@ -75,10 +76,16 @@ class Regression(RegressionMethod):
     """
 
     prior: PriorScale | None = field(default=None, repr=False)
+    # Distance that a search over orders of magnitude may go, for each coordinate.
+    reach: tuple[float, ...] | None = field(default=None, repr=False)
 
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
         return isinstance(family, GaussianFamily)
+
+    def for_model(self, model: Model) -> Self:
+        """The method that knows how far out this model's prior makes sense."""
+        return replace(self, reach=reach_of(model, self.rules.ladder))
 
     def looking_at(self, model: Model, max_evals: int | None) -> Self:
         """The method that searches this model's prior if the log joint is not log-concave.
@@ -89,11 +96,14 @@ class Regression(RegressionMethod):
         return replace(self, prior=PriorScale.of(model)) if is_affordable else self
 
     def is_exploring(self, state: RegressionState) -> bool:
-        """Whether the next points are a look at the prior."""
-        return state.look is not None and not state.look.is_over
+        """Whether the next points are a search for a better start."""
+        is_climbing = state.ladder is not None and not state.ladder.is_over
+        return is_climbing or (state.look is not None and not state.look.is_over)
 
     def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
-        """Draw mirror pairs from q or, during a look, points spread over the prior."""
+        """Draw mirror pairs from q or, during a search for a start, the points of the search."""
+        if state.ladder is not None and not state.ladder.is_over:
+            return state.ladder.ask(self.rules.ladder)
         if state.look is None or self.prior is None or state.look.is_over:
             return super().ask(family, state, rng)
         return state.look.ask(self.prior, self.rules.look, rng)
@@ -101,15 +111,50 @@ class Regression(RegressionMethod):
     def tell(
         self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
-        """Make one iteration, or one round of a look."""
+        """Make one iteration, or one round of a search for a better start."""
+        if state.ladder is not None and not state.ladder.is_over:
+            ladder = state.ladder.tell(finite_or_zero(values), self.rules.ladder)
+            return self._climbed(family, state._replace(ladder=ladder)), _searching(state)
         if state.look is None or self.prior is None or state.look.is_over:
             state, info = super().tell(family, eta, state, theta, values)
-            return self._looking(state, float(info.gap)), info
-        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
-        state = state._replace(look=state.look.tell(theta, y, self.rules.look))
-        bound = math.nan if state.last_step is None else state.last_step.bound
-        info = Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
-        return self._restarted(family, state, self.prior), info
+            return self._climbing(family, self._looking(state, float(info.gap)), info.h), info
+        state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look))
+        return self._restarted(family, state, self.prior), _searching(state)
+
+    def _climbing(self, family: GaussianFamily, state: RegressionState, h: Array) -> RegressionState:
+        """Begin a search over orders of magnitude if limited steps lead nowhere.
+
+        The residuals ``h`` of the newest draws show, by their range, whether the scale is wrong.
+        """
+        rule, last = self.rules.ladder, state.last_step
+        is_wild = np.size(h) > 1 and np.ptp(h) > rule.wild
+        if last is None or not is_wild or state.n_limited < rule.patience:
+            return state
+        origin = state.store.theta[int(np.argmax(state.store.y))]
+        shift = family.mean(state.q) - family.mean(last.q)
+        # Not wider than the first q, or a slope without an end would be climbed for ever.
+        sd = np.sqrt(np.minimum(*(np.diag(family.cov(q)) for q in (last.q, state.store.past[0].q))))
+        if not np.any(shift):
+            return state
+        far = None if self.reach is None else np.asarray(self.reach)
+        ladder = Ladder.begin(origin, float(np.max(state.store.y)), shift, sd, rule, far)
+        return state._replace(ladder=ladder, n_limited=0)
+
+    def _climbed(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
+        """Start again at the best point of a search over orders of magnitude, if it is better.
+
+        The q has the shape of the first one. Points with values on another scale are not used any
+        more: they would hide everything that matters now.
+        """
+        assert state.ladder is not None
+        rule, store = self.rules.ladder, state.store
+        if not state.ladder.is_over or not state.ladder.is_better(rule):
+            return state
+        point, top = state.ladder.best()
+        eye, first = np.eye(family.dim), store.past[0].q
+        shift = family.whiten(first, point[None])[0]
+        store = store._replace(y=np.where(store.y > top - rule.wild, store.y, -np.inf))
+        return self._anew(family, state._replace(store=store), family.deform(first, shift, eye, eye))
 
     def _looking(self, state: RegressionState, gap: float) -> RegressionState:
         """Begin a look where the log joint is not log-concave and the fit is not about to end."""
@@ -126,12 +171,17 @@ class Regression(RegressionMethod):
         least = self.rules.look.better + self.rules.look.noise_errors * math.sqrt(state.noise or 0.0)
         if not state.look.is_over or not top > float(np.max(state.store.y)) + least:
             return state
-        fresh = self.init(family, family.start(point, self.start_scale(np.asarray(prior.scale))))
+        return self._anew(family, state, family.start(point, self.start_scale(np.asarray(prior.scale))))
+
+    def _anew(self, family: GaussianFamily, state: RegressionState, q: Array) -> RegressionState:
+        """Start again at q, with all points so far."""
+        fresh = self.init(family, q)
         return state._replace(
-            q=fresh.q,
+            q=q,
             variances=fresh.variances,
             radius=fresh.radius,
             last_step=None,
+            n_limited=0,
             misfit=1.0,
             n_effective=0.0,
             n_before=len(state.store.past),
@@ -140,7 +190,8 @@ class Regression(RegressionMethod):
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
         """The state after a step, which remembers whether the log joint may be log-concave."""
         state = super()._moved(state, answer, move)
-        return state._replace(is_concave=state.is_concave and not move.is_upward)
+        n_limited = state.n_limited + 1 if move.is_restricted else 0
+        return state._replace(is_concave=state.is_concave and not move.is_upward, n_limited=n_limited)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -162,6 +213,9 @@ class Regression(RegressionMethod):
             regression=found.regression,
             surrogate=surrogate,
         )
+
+    def _curvature(self, family: GaussianFamily, state: RegressionState) -> Floats:
+        return self._answer(family, state).surrogate.C
 
     def _checked(self, answer: _Answer, h: Floats) -> _Answer:
         """Limit the bound by the plain mean over the mirror pairs just drawn from the same q.
@@ -231,7 +285,8 @@ class Regression(RegressionMethod):
     def _retreated(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
         """With few finite values, return to the last good q, or try another start.
 
-        - Before the first step: change the scale of the start, wider and narrower by turns.
+        - Before the first step: change the scale of the start, wider and narrower by turns, but
+          never wider than the prior.
         - After a step of some length: return to where it began, and step again with a smaller
           radius.
         - After a short step: start again, narrower, around the best point so far.
@@ -239,8 +294,8 @@ class Regression(RegressionMethod):
         rule = self.rules.retreat
         if state.last_step is None:
             turn = len(state.store.past) - state.n_before
-            factor = rule.rescale ** (turn if turn % 2 else -turn)  # wider, narrower, wider
-            return state._replace(q=self._widened(family, state.q, factor))
+            scale, tried = (rule.scale(n, self.initial_scale) for n in (turn, turn - 1))
+            return state._replace(q=self._widened(family, state.q, scale / tried))
         if state.last_step.kl > rule.small_kl:
             state = self._returned(state)
             answer = self._answer(family, state)
@@ -251,6 +306,12 @@ class Regression(RegressionMethod):
         around = family.deform(state.q, best, eye, eye)
         narrower = self._widened(family, around, rule.narrowing)
         return state._replace(q=narrower, last_step=None, n_before=len(state.store.past))
+
+
+def _searching(state: RegressionState) -> Info:
+    """The report of a round of a search for a start."""
+    bound = math.nan if state.last_step is None else state.last_step.bound
+    return Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
 
 
 class _Cost(NamedTuple):

@@ -177,7 +177,8 @@ def longest_by_bisection(
 def repeated_share(family: GaussianFamily, q: Array, previous: Array, step: WhitenedStep) -> Array:
     """Share of the last step, from ``previous`` to q, that the next step repeats.
 
-    It is the projection of the next step on the last one; negative if the next step goes back.
+    It is the projection of the next step on the last one; negative if the next step goes back. It
+    is zero if there was no last step, because it was rejected.
     """
     xp = array_namespace(q)
     eye = xp.eye(family.dim, dtype=q.dtype, device=device(q))
@@ -187,4 +188,5 @@ def repeated_share(family: GaussianFamily, q: Array, previous: Array, step: Whit
     shift, growth = -was[0, :], eye - axes.T @ axes
     length = xp.sum(shift**2) + 0.5 * xp.sum(growth**2)
     along = xp.sum(step.shift * shift) + 0.5 * xp.sum(step.growth * growth)
-    return xp.where(length > 0, along / xp.where(length > 0, length, xp.ones_like(length)), 0 * length)
+    is_step = (length > 0) & ~xp.all(q == previous)  # the length alone may be rounding
+    return xp.where(is_step, along / xp.where(is_step, length, xp.ones_like(length)), 0 * length)

@@ -11,6 +11,7 @@ standard deviations of the best points so far. The look ends when these are abou
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,9 +20,10 @@ from numpy.typing import NDArray
 
 from qbvi.model import Model
 from qbvi.random import Sobol
-from qbvi.regression.rules import LookRule
+from qbvi.regression.rules import LadderRule, LookRule
+from qbvi.supports import Real
 
-__all__ = ["PriorLook", "PriorScale"]
+__all__ = ["PriorLook", "PriorScale", "reach_of"]
 
 Floats = NDArray[np.float64]
 
@@ -47,6 +49,28 @@ class PriorScale:
             return None
         loc, scale = model.initial()
         return cls(tuple(loc.tolist()), tuple(scale.tolist()))
+
+
+def reach_of(model: Model, rule: LadderRule) -> tuple[float, ...]:
+    """How far from a start each coordinate may reasonably be moved (d,).
+
+    Examples
+    --------
+    >>> from qbvi.distributions import Flat, LogNormal
+    >>> from qbvi.supports import Positive
+    >>> prior = {"a": LogNormal(0, 2), "b": Flat(1), "c": Flat(1, Positive())}
+    >>> reach_of(Model(prior), LadderRule())
+    (12.0, inf, 50.0)
+    """
+    far: list[float] = []
+    for parameter in model.parameters:
+        scale = parameter.initial()[1]
+        if parameter.distribution.can_sample:
+            far.extend((rule.proper * scale).tolist())
+        else:
+            is_free = isinstance(parameter.distribution.support, Real)
+            far.extend([math.inf if is_free else rule.constrained] * len(scale))
+    return tuple(far)
 
 
 class PriorLook(NamedTuple):

@@ -83,7 +83,8 @@ class MeanFieldRegression(RegressionMethod):
 
     >>> import numpy as np, qbvi
     >>> y = np.array([3, 5, 4, 6])
-    >>> fit = qbvi.fit(lambda rate: np.sum(y * np.log(rate) - rate), qbvi.Gamma(2.0, 1.0), seed=1)
+    >>> log_likelihood = lambda rate: np.sum(y * np.log(rate) - rate)
+    >>> fit = qbvi.fit(log_likelihood, qbvi.Gamma(2.0, 1.0), family={"theta": "gamma"}, seed=1)
     >>> posterior = fit.factors["theta"]
     >>> posterior.alpha.round(6), posterior.beta.round(6)
     (np.float64(20.0), np.float64(5.0))
@@ -130,6 +131,11 @@ class MeanFieldRegression(RegressionMethod):
             variances=variances,
             n_effective=found.n_effective,
         )
+
+    def _curvature(self, family: Family, state: RegressionState) -> Floats:
+        found = regress(family, state, self.rules, lambda x: _free(family, x))
+        columns = np.ones(family.n_whitened, dtype=bool)
+        return found.regression.curvature(found.variances, found.regression.solve(found.variances), columns)
 
     def _move(self, family: Family, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
         repeated = _repeated(family, state, answer.w)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.families.base import Family
+from qbvi.regression.ladder import Ladder
 from qbvi.regression.look import PriorLook
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Chosen, Store
@@ -35,6 +36,8 @@ class RegressionState(NamedTuple):
     look: PriorLook | None = None  # at the prior, where there was one
     is_concave: bool = True  # whether no curvature of the log joint was seen to be positive
     n_before: int = 0  # batches before the present start
+    ladder: Ladder | None = None  # the last search over orders of magnitude, where there was one
+    n_limited: int = 0  # consecutive steps that a rule limited
 
 
 class Regressed(NamedTuple):

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qbvi.arguments import positive_number
+from qbvi.arguments import instance_of, number, positive_number, whole_number
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.protocol import Algorithm, Info, Values
@@ -130,8 +130,14 @@ class Ridge(Algorithm):
     ridge_rules: RidgeRules = field(default_factory=RidgeRules, repr=False)
 
     def __post_init__(self) -> None:
+        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
+        instance_of("ridge_rules", self.ridge_rules, RidgeRules, "a qbvi.regression.rules.RidgeRules")
         for name in ("tol", "initial_scale"):
-            positive_number(name, getattr(self, name))
+            number(name, positive_number(name, getattr(self, name)), most=1e6)
+        object.__setattr__(self, "n_fresh", whole_number("n_fresh", self.n_fresh))
+        for name in ("n_samples", "n_remembered"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         group = self.ridge_rules.group
         least = group * self.ridge_rules.fewest_groups
         if self.n_samples is not None and (self.n_samples < least or self.n_samples % group):

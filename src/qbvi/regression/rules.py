@@ -10,7 +10,8 @@ the fits that report convergence, and on the number of fits that do not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from scipy.special import gammaincinv
@@ -23,6 +24,7 @@ __all__ = [
     "Escape",
     "GapPrediction",
     "Holdout",
+    "LadderRule",
     "LastStep",
     "LookRule",
     "NoiseCheck",
@@ -292,10 +294,25 @@ class Retreat:
 
     fewest_finite: float = 0.25  # share of finite values below which the step has left the support
     spare: int = 4  # a regression needs so many points more than whitened coordinates
-    # Factor of the initial q's scale, wider and narrower by turns, with one power more each time.
+    # Factor of the start's scale, wider and narrower by turns, with one power more each time.
     rescale: float = 8.0
+    # Prior standard deviations that a start is widened to, at most: draws from it are then as far
+    # out as draws from the prior, and farther out the prior says that there is nothing.
+    widest: float = 1.0
     small_kl: float = 0.1  # nats: a step with a smaller KL is not the cause of the failures
     narrowing: float = 0.25  # factor of the scale of a q that starts again around the best point
+
+    def scale(self, turn: int, first: float) -> float:
+        """Scale of the start number ``turn``, in prior standard deviations; ``first`` is turn 0.
+
+        Examples
+        --------
+        >>> [Retreat().scale(turn, first=0.01) for turn in range(4)]
+        [0.01, 0.08, 0.00125, 0.64]
+        """
+        if turn % 2 == 0:
+            return first * self.rescale ** (-turn // 2)
+        return max(first, min(first * self.rescale ** (turn // 2 + 1), self.widest))
 
 
 @dataclass(frozen=True)
@@ -362,6 +379,11 @@ class VarianceSearch:
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
 
+    def thorough(self) -> VarianceSearch:
+        """The same search with the effort of few points, whatever their number."""
+        _, tries = self.tries[0]
+        return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
+
     def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
         if n >= self.pause and turn % self.every:
@@ -408,6 +430,29 @@ class LookRule:
 
 
 @dataclass(frozen=True)
+class LadderRule:
+    """When the method searches over orders of magnitude, and how.
+
+    A start on the scale of its problem has draws whose log joints differ by less than a few hundred
+    nats, because it is narrow. If they differ by far more, units are wrong by orders of magnitude.
+    If the function is quadratic all the same, a few steps are enough, so the search waits for them.
+    """
+
+    wild: float = 1e4  # nats between the draws of one batch beyond which their scale is wrong
+    patience: int = 4  # consecutive steps on a wrong scale that a rule limited, before a search
+    better: float = 10.0  # nats that a search must gain, or the fit goes on where it was
+    axes: int = 3  # axes along which to search, next to the direction of the last step
+    factor: float = 10.0  # from one length to the next: an order of magnitude
+    rungs: int = 12  # lengths on each ray: a start is a hundredth wide, so up to 1e9 of its units
+    between: int = 7  # lengths of a further round, between the neighbours of the best
+    rounds: int = 3  # of one search
+    # Distance that a coordinate may move if its prior is proper, in prior standard deviations ...
+    proper: float = 6.0
+    # ... or if it is the logarithm or the logit of a parameter with an improper prior: e^50 = 5e21.
+    constrained: float = 50.0
+
+
+@dataclass(frozen=True)
 class Rules:
     """All rules of the default method: the argument ``rules`` of `qbvi.Regression`."""
 
@@ -423,3 +468,4 @@ class Rules:
     retreat: Retreat = field(default_factory=Retreat)
     escape: Escape = field(default_factory=Escape)
     look: LookRule = field(default_factory=LookRule)
+    ladder: LadderRule = field(default_factory=LadderRule)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.families.base import Family
+from qbvi.protocol import Known
 from qbvi.regression.rules import Thinning
 
 __all__ = ["Batch", "Chosen", "Store"]
@@ -57,6 +58,13 @@ class Store(NamedTuple):
         """A store without points."""
         none = np.empty(0)
         return cls(np.empty((0, d)), none, none, none, ())
+
+    @classmethod
+    def holding(cls, family: Family, known: Known) -> Store:
+        """A store of points whose origin is known only by the moments of their parts."""
+        past = tuple(Batch(family.from_moments(p.mean, p.cov), p.start, p.stop) for p in known.parts)
+        mixture = np.logaddexp.reduce([math.log(b.stop - b.start) + family.log_prob(b.q, known.theta) for b in past])
+        return cls(known.theta, known.log_joint, known.noise_sd**2, np.asarray(mixture), past)
 
     def add(self, family: Family, q: Array, theta: Floats, y: Floats, noise: Floats) -> Store:
         """Add a batch drawn from ``q``, and update the density of the past draws at all points."""

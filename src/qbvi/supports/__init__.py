@@ -12,7 +12,7 @@ support. Whole numbers are not an image of R^k, so `WholeNumbers` refuses to map
 
 from qbvi.supports.base import Elementwise, Support, UserDefinedError
 from qbvi.supports.bijection import Bijection
-from qbvi.supports.elementwise import Interval, Positive, Real
+from qbvi.supports.elementwise import Interval, Periodic, Positive, Real
 from qbvi.supports.maps import Shape, bounded_exp, bounded_log, like, softplus
 from qbvi.supports.matrices import PositiveDefinite
 from qbvi.supports.specs import SUPPORTS, support_from_spec
@@ -25,6 +25,7 @@ __all__ = [
     "Elementwise",
     "Interval",
     "Ordered",
+    "Periodic",
     "Positive",
     "PositiveDefinite",
     "Real",

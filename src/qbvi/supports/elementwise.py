@@ -1,4 +1,4 @@
-"""Supports that treat each entry separately: the real line, half lines and intervals."""
+"""Supports that treat each entry separately: the real line, half lines, intervals and circles."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from qbvi.arguments import array_of
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.supports.base import Elementwise, Shape, to_json
 from qbvi.supports.maps import bounded_exp, bounded_log, flat, like, row_sum, shaped, softplus
 
-__all__ = ["Interval", "Positive", "Real"]
+__all__ = ["Interval", "Periodic", "Positive", "Real"]
+
+# The unconstrained number of a periodic value stays within so many periods of the middle, on either
+# side: far enough that no value is near an end, and near enough that q cannot spread for ever.
+_TURNS = 1.5
+_SOFT_END = 0.25  # standard deviation, in periods, of the Gaussian that ends this range
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Interval(Elementwise):
     high: Any
 
     def __post_init__(self) -> None:
-        low, high = np.asarray(self.low, dtype=np.float64), np.asarray(self.high, dtype=np.float64)
+        low, high = array_of("low", self.low), array_of("high", self.high)
         both = np.isfinite(low) & np.isfinite(high)
         if not np.all(low < high) or np.any(both & (high / 2 - low / 2 > np.finfo(np.float64).max / 4)):
             msg = (
@@ -159,11 +165,83 @@ class Interval(Elementwise):
         return *ends, xp.asarray(above, device=device(u)), xp.asarray(below, device=device(u))
 
 
+@dataclass(frozen=True)
+class Periodic(Elementwise):
+    """Angles, phases and times of the day: numbers from ``low`` to ``low + period``, a circle.
+
+    The unconstrained number ``u`` is the angle on the whole line, and ``x`` is ``u`` less as many
+    whole periods as it takes. So there is no wall at which a posterior could be cut off. The
+    Gaussian in ``u`` stands for one copy of the posterior. That is right if its standard deviation
+    is below a sixth of the period; otherwise the fit does not count as converged.
+
+    The prior has its density on the three copies around the middle and falls off beyond.
+
+    Parameters
+    ----------
+    period : float or array_like
+        The length of a period, positive; arrays broadcast against the parameter's shape.
+    low : float or array_like
+        Where a period begins.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> Periodic(24.0).constrain(np.array([[-1.0, 25.0]]), (2,))
+    array([[23.,  1.]])
+    """
+
+    period: Any
+    low: Any = 0.0
+
+    def __post_init__(self) -> None:
+        period, low = np.asarray(self.period, dtype=np.float64), np.asarray(self.low, dtype=np.float64)
+        if not np.all(np.isfinite(period) & (period > 0)) or not np.all(np.isfinite(low)):
+            msg = f"`period` must be positive and finite, and `low` finite, got period={self.period}, low={self.low}"
+            raise ValueError(msg)
+        object.__setattr__(self, "period", _as_tuples(period.tolist()))
+        object.__setattr__(self, "low", _as_tuples(low.tolist()))
+
+    def bounds(self, shape: Shape) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Begin and end of the period of every entry: two arrays (k,)."""
+        low, period = (_broadcast_end(end, shape) for end in (self.low, self.period))
+        return low, low + period
+
+    def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
+        """Whether every host value is in its period; the ends are values as all others."""
+        return super().contains(x)
+
+    def constrain(self, u: Array, shape: Shape) -> Array:
+        """``x = u - period * floor((u - low) / period)``."""
+        low, high = (like(u, end) for end in self.bounds(shape))
+        xp = array_namespace(u)
+        x = u - (high - low) * xp.floor((u - low) / (high - low))
+        return shaped(xp.minimum(xp.maximum(x, low), high), shape)
+
+    def unconstrain(self, x: Array, shape: Shape) -> Array:
+        """``u = x``, flattened."""
+        return flat(x, shape)
+
+    def log_jacobian(self, u: Array, shape: Shape) -> Array:
+        """Zero on the three periods around the middle, a Gaussian tail beyond: (n, k) -> (n,)."""
+        return row_sum(self.log_end(u, shape))
+
+    def log_end(self, u: Array, shape: Shape) -> Array:
+        """The terms of `log_jacobian`: (n, k) -> (n, k)."""
+        low, high = (like(u, end) for end in self.bounds(shape))
+        xp = array_namespace(u)
+        turns = xp.abs(u - (low + high) / 2) / (high - low)
+        return -0.5 * (xp.maximum(turns - _TURNS, 0 * turns) / _SOFT_END) ** 2
+
+    def to_spec(self) -> dict[str, Any]:
+        """Describe this support as plain data."""
+        return {"kind": "Periodic", "period": to_json(self.period), "low": to_json(self.low)}
+
+
 def _broadcast_end(end: Any, shape: Shape) -> NDArray[np.float64]:
     try:
         return np.broadcast_to(np.asarray(end, dtype=np.float64), shape).reshape(-1)
     except ValueError:
-        msg = f"the ends of an Interval must broadcast to the parameter's shape {shape}, got shape {np.shape(end)}"
+        msg = f"the ends of an Interval or Periodic must broadcast to the parameter's shape {shape}, got shape {np.shape(end)}"
         raise ValueError(msg) from None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qbvi.supports.base import Support, UserDefinedError, from_json
 from qbvi.supports.bijection import Bijection
-from qbvi.supports.elementwise import Interval, Positive, Real
+from qbvi.supports.elementwise import Interval, Periodic, Positive, Real
 from qbvi.supports.matrices import PositiveDefinite
 from qbvi.supports.vectors import Ordered, Simplex
 from qbvi.supports.whole_numbers import WholeNumbers
@@ -16,7 +16,7 @@ __all__ = ["SUPPORTS", "support_from_spec"]
 
 SUPPORTS: dict[str, type[Support]] = {
     kind.__name__: kind
-    for kind in (Real, Positive, Interval, Simplex, Ordered, PositiveDefinite, WholeNumbers, Bijection)
+    for kind in (Real, Positive, Interval, Periodic, Simplex, Ordered, PositiveDefinite, WholeNumbers, Bijection)
 }
 
 

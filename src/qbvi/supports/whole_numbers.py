@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from qbvi.arguments import instance_of
 from qbvi.arrays import Array
 from qbvi.supports.base import Elementwise, Shape, to_json
 
@@ -35,8 +36,8 @@ class WholeNumbers(Elementwise):
     is_discrete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "low", float(self.low))
-        object.__setattr__(self, "high", float(self.high))
+        for name in ("low", "high"):
+            object.__setattr__(self, name, float(instance_of(name, getattr(self, name), (int, float), "a number")))
         whole = self.low.is_integer() and (self.high.is_integer() or self.high == math.inf)
         if not whole or self.low > self.high:
             msg = (

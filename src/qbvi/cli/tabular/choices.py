@@ -167,6 +167,8 @@ def _why_not(table: Table, name: str) -> str:
     offender = table.not_a_number(name)
     if offender is not None:
         return f"{offender} is not a number" if " in row " in offender else offender
+    if name in table.finite_columns:
+        return "the same in every row" if np.ptp(table.finite_columns[name]) == 0 else ""
     if table.frame[name].isna().all():
         return "empty"
     return "the same in every row" if table.frame[name].nunique(dropna=False) == 1 else ""

@@ -82,7 +82,7 @@ def read_posterior(path: str) -> SavedPosterior:
         return SavedPosterior(load(path), None)
     try:
         return _rebuilt(path, facts[_KEY])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except Exception as error:
         msg = f"{path}: its description of the model is inconsistent ({error}); it may be damaged"
         raise TableError(msg) from error
 

@@ -1,0 +1,87 @@
+"""The base of the surrogate: a mixture of Gaussians, one for each mode that was found."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+__all__ = ["Base"]
+
+Floats = NDArray[np.float64]
+
+_FEWEST = 4.0  # effective draws for each dimension behind a new covariance, at least
+_RIDGE = 1e-9  # relative, keeps a covariance positive definite
+
+
+class Base(NamedTuple):
+    """A mixture of Gaussians.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> base = Base(np.array([0.5, 0.5]), np.array([[-3.0], [3.0]]), np.ones((2, 1, 1)))
+    >>> base.mean, base.cov
+    (array([0.]), array([[10.]]))
+    """
+
+    weights: Floats  # (k,)
+    means: Floats  # (k, d)
+    covs: Floats  # (k, d, d)
+
+    @classmethod
+    def one(cls, mean: Floats, cov: Floats) -> Base:
+        """A single Gaussian."""
+        return cls(np.ones(1), mean[None], cov[None])
+
+    def log_prob(self, u: Floats, widened: float = 1.0) -> Floats:
+        """Log density at u (n, d), with covariances ``widened`` times as large: (n,)."""
+        return np.asarray(np.logaddexp.reduce(self._log_parts(u, widened), axis=0))
+
+    @property
+    def mean(self) -> Floats:
+        """Mean (d,)."""
+        return np.asarray(self.weights @ self.means)
+
+    @property
+    def cov(self) -> Floats:
+        """Covariance (d, d)."""
+        apart = self.means - self.mean
+        return np.asarray(self.within + (apart.T * self.weights) @ apart)
+
+    @property
+    def within(self) -> Floats:
+        """Mean covariance of the components (d, d)."""
+        return np.asarray(np.tensordot(self.weights, self.covs, axes=1))
+
+    def updated(self, u: Floats, weights: Floats) -> Base:
+        """One step of the EM algorithm towards weighted draws u (n, d).
+
+        A component that too few draws belong to keeps its mean and covariance.
+        """
+        parts = self._log_parts(u, 1.0)
+        shares = np.exp(parts - np.logaddexp.reduce(parts, axis=0)) * weights
+        mass = shares.sum(axis=1)
+        means, covs = self.means.copy(), self.covs.copy()
+        for k, share in enumerate(shares):
+            if mass[k] <= 0 or mass[k] ** 2 < _FEWEST * u.shape[1] * np.sum(share**2):
+                continue
+            means[k] = share @ u / mass[k]
+            apart = u - means[k]
+            cov = (apart.T * share) @ apart / mass[k]
+            covs[k] = cov + _RIDGE * np.diag(np.diagonal(self.covs[k]))
+        return Base(mass / mass.sum(), means, covs)
+
+    def _log_parts(self, u: Floats, widened: float) -> Floats:
+        """Log of weight times density of every component: (k, n)."""
+        d = u.shape[1]
+        parts = np.empty((len(self.weights), len(u)))
+        for k, (weight, mean, cov) in enumerate(zip(*self, strict=True)):
+            factor = np.linalg.cholesky(widened * cov)
+            z = solve_triangular(factor, (u - mean).T, lower=True, check_finite=False)
+            constant = math.log(max(weight, 1e-300)) - 0.5 * d * math.log(2 * math.pi)
+            parts[k] = constant - np.log(np.diagonal(factor)).sum() - 0.5 * np.sum(z**2, axis=0)
+        return parts

@@ -1,0 +1,378 @@
+r"""The default method in few dimensions: find a Gaussian, then let the posterior take any shape.
+
+The first part is `qbvi.Regression`. When its Gaussian is nearly the best one, rounds begin. A round
+
+1. fits a surrogate of the log joint to all points so far (`qbvi.free.surface`),
+2. draws a few points from the surrogate's density, which check it,
+3. chooses as many again where the surrogate may miss mass, which extend it,
+4. compares the values at the first with what the surrogate predicted before it saw them.
+
+With r the log joint minus the surrogate's log density at draws from that density,
+
+.. math:: \mathrm{KL} = \log E e^r - E r, \quad \log p(y) = \log Z + \log E e^r
+
+where Z is the integral of the surrogate's density. The fit ends when this divergence, the change by
+the last round and the surrogate's own error are all below the tolerance, in two rounds in a row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arguments import positive_number
+from qbvi.arrays import Array
+from qbvi.families.base import Family
+from qbvi.families.gaussian import Gaussian
+from qbvi.free.base import Base
+from qbvi.free.density import FreeDensity, Member
+from qbvi.free.pool import Pool, integrated, most_informative
+from qbvi.free.proposal import Proposal
+from qbvi.free.rules import FreeRules
+from qbvi.free.search import Search, SearchState
+from qbvi.free.surface import Points, Surface
+from qbvi.model import Model
+from qbvi.protocol import Algorithm, Info, Known, Outcome, Values
+from qbvi.regression.gaussian import Regression
+from qbvi.regression.look import PriorScale
+from qbvi.stopping import MissingBelow, Rule
+
+__all__ = ["Free", "FreeState"]
+
+Floats = NDArray[np.float64]
+
+_SPARE = 8  # draws kept for each one that a round evaluates
+_TEMPERINGS = 20  # halvings of log weights, at most
+_TINY = 1e-6  # relative variance that keeps a covariance positive definite
+_WIDER = 1.5  # variance of the first proposal, relative to the base
+
+
+class Check(NamedTuple):
+    """What one round showed."""
+
+    r: Floats  # (n,) log joint minus the surrogate at draws from it; minus infinity where forbidden
+    log_z: float  # log of the surrogate's integral
+    error: float  # nats by which the surrogate expects to be wrong
+    change: float  # nats by which the posterior changed in this round
+
+
+class Current(NamedTuple):
+    """The posterior so far, and the points to evaluate next."""
+
+    density: FreeDensity
+    member: Floats  # (n_stored,) of the density
+    draws: Floats  # (m, d) from it
+    exploring: Floats  # (m, d) chosen where it may miss mass
+    error: float  # nats by which the surrogate expects to be wrong
+    change: float  # nats from the posterior of the round before
+    gaussian: float  # nats that the Gaussian with the same moments misses of it
+    base: Base  # of the next surrogate
+
+
+class FreeState(NamedTuple):
+    """The state of the search for Gaussians, all points, and the state of the rounds."""
+
+    q: Floats  # the Gaussian of the search, then the one with the posterior's moments
+    search: SearchState
+    theta: Floats  # (N, d) all points
+    y: Floats  # (N,) log joint: minus infinity at zero likelihood, NaN where the function failed
+    noise: Floats  # (N,) noise variances
+    current: Current | None
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Free(Algorithm):
+    """The default method in up to twelve dimensions: a posterior of any shape.
+
+    Parameters
+    ----------
+    tol
+        Stop when fewer nats than this are missing of the posterior.
+    first
+        The method that finds the Gaussian to begin with.
+    prior
+        Centre and spread of the prior, which is surveyed for other modes. `qbvi.fit` sets it.
+    rules
+        The numbers behind all decisions, see `qbvi.free.rules`.
+
+    Examples
+    --------
+    A curved posterior that no Gaussian follows:
+
+    >>> import qbvi
+    >>> banana = lambda x: -((x[0] ** 2 - x[1]) ** 2) - (x[0] - 1) ** 2 / 100
+    >>> fit = qbvi.fit(banana, qbvi.Normal(0, 3, shape=2), seed=1)
+    >>> fit.converged, bool(abs(fit.evidence + 2.26) < 0.1)
+    (True, True)
+    """
+
+    tol: float = 0.05
+    first: Regression = field(default_factory=Regression, repr=False)
+    prior: PriorScale | None = field(default=None, repr=False)
+    rules: FreeRules = field(default_factory=FreeRules, repr=False)
+
+    def __post_init__(self) -> None:
+        positive_number("tol", self.tol)
+
+    @property
+    def stop(self) -> tuple[Rule, ...]:
+        """Stop when what is missing is below the tolerance."""
+        return (MissingBelow(self.tol),)
+
+    @property
+    def window(self) -> int:
+        """As the first part."""
+        return self.first.window
+
+    @property
+    def keep(self) -> str:
+        """The last posterior is returned."""
+        return "last"
+
+    def fits(self, family: Family) -> bool:
+        """One Gaussian over few coordinates, to begin with."""
+        return isinstance(family, Gaussian) and family.dim <= self.rules.rounds.most_dimensions
+
+    def for_model(self, model: Model) -> Self:
+        """As the first part."""
+        return replace(self, first=self.first.for_model(model))
+
+    def looking_at(self, model: Model, max_evals: int | None) -> Self:
+        """The method that surveys this model's prior for other modes."""
+        first = self.first.looking_at(model, max_evals)
+        return replace(self, first=first, prior=first.prior)
+
+    def is_exploring(self, state: FreeState) -> bool:
+        """Whether the next points are those of a survey, or of a look at the prior."""
+        return state.current is None and self._search.is_exploring(state.search)
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """As the first part, if the fit ends before the rounds begin."""
+        return self.first.fresh_draws(n_evals)
+
+    def start_scale(self, scale: Array) -> Array:
+        """As the first part."""
+        return self.first.start_scale(scale)
+
+    def default_budget(self, d: int) -> int:
+        """As the first part."""
+        return self.first.default_budget(d)
+
+    def notes(self, state: FreeState) -> tuple[str, ...]:
+        """As the first part."""
+        return self.first.notes(state.search.path)
+
+    def init(self, family: Any, q: Array) -> FreeState:
+        """State before the first iteration."""
+        none = np.empty(0)
+        return FreeState(np.asarray(q), self._search.init(family, q), np.empty((0, family.dim)), none, none, None, ())
+
+    @property
+    def uses_earlier(self) -> bool:
+        """The search and the surrogate use all points."""
+        return True
+
+    def knowing(self, family: Any, state: FreeState, known: Known) -> FreeState:
+        """Add earlier points to those of the search and of the surrogate."""
+        path = self.first.knowing(family, state.search.path, known)
+        return state._replace(
+            search=state.search._replace(path=path),
+            theta=np.concatenate([state.theta, known.theta]),
+            y=np.concatenate([state.y, np.where(np.isneginf(known.log_joint), np.nan, known.log_joint)]),
+            noise=np.concatenate([state.noise, np.asarray(known.noise_sd) ** 2]),
+        )
+
+    def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
+        """Points of the first part, or draws that check the posterior and points that extend it."""
+        if state.current is None:
+            return self._search.ask(family, state.search, rng)
+        n = len(state.current.exploring)
+        some = rng.choice(len(state.current.draws), size=n, replace=False)
+        return np.concatenate([state.current.draws[some], state.current.exploring])
+
+    def tell(self, family: Any, eta: Array, state: FreeState, theta: Array, values: Values) -> tuple[FreeState, Info]:
+        """Make one iteration of the first part, or one round."""
+        y = np.where(values.ok, values.log_joint, np.where(_is_zero(values), -np.inf, np.nan))
+        state = state._replace(
+            theta=np.concatenate([state.theta, theta]),
+            y=np.concatenate([state.y, y]),
+            noise=np.concatenate([state.noise, np.asarray(values.noise_sd) ** 2]),
+        )
+        if state.current is not None:
+            return self._round(family, state, np.asarray(theta), y)
+        search, info = self._search.tell(family, eta, state.search, theta, values)
+        state = state._replace(q=np.asarray(search.path.q), search=search)
+        if search.is_over:
+            state = self._renewed(family, state, self._search.base(search))
+        elif self._is_walled(state):
+            state = self._renewed(family, state, self._spread(state))
+        return state, info._replace(gap=np.float64(math.inf))
+
+    def outcome(self, family: Any, state: FreeState) -> Outcome | None:
+        """The posterior of the last round; None in the first part."""
+        if state.current is None or not state.checks:
+            return None
+        current, r = state.current, self._recent(state)
+        log_z, se = _log_mean_exp(r)
+        missing, finite = self._missing(state), r[np.isfinite(r)]
+        log_z += state.checks[-1].log_z
+        last = state.checks[-1]
+        evidence_se = math.sqrt(se**2 + min(last.change, 1.0) ** 2 + min(last.error, 1.0) ** 2)
+        density: Any = current.density
+        q = current.member
+        if current.gaussian < self.rules.rounds.gaussian:
+            density, q, missing = family, state.q, missing + current.gaussian
+        return Outcome(
+            density=density,
+            q=q,
+            elbo=log_z - missing,
+            elbo_se=float(finite.std() / math.sqrt(max(finite.size, 1))),
+            evidence=log_z,
+            evidence_se=evidence_se,
+            missing=missing,
+            missing_se=float(se),
+            n_draws=len(r),
+        )
+
+    @property
+    def _search(self) -> Search:
+        return Search(self.first, self.prior, self.rules)
+
+    def _is_walled(self, state: FreeState) -> bool:
+        """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
+        rule, d = self.rules.rounds, state.theta.shape[1]
+        is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
+        is_exploring = self._search.is_exploring(state.search)
+        return bool(is_known and not is_exploring and np.isneginf(state.y).mean() > rule.walled)
+
+    def _spread(self, state: FreeState) -> Base:
+        """A Gaussian around the finite points, by importance weights that are tempered if few."""
+        store = state.search.path.store
+        finite = np.isfinite(store.y)
+        u, log_w = store.theta[finite], (store.y - store.log_mixture)[finite]
+        for _ in range(_TEMPERINGS):
+            w = np.exp(log_w - log_w.max())
+            w /= w.sum()
+            if np.sum(w**2) * self.rules.rounds.walled_points * u.shape[1] < 1:
+                break
+            log_w = log_w / 2
+        mean = w @ u
+        return Base.one(mean, ((u - mean).T * w) @ (u - mean) + _TINY * np.diag(u.var(axis=0)))
+
+    def _round(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
+        current = state.current
+        assert current is not None
+        n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
+        claimed = current.density.surface(current.member)(theta[:n]).low
+        r = np.where(np.isfinite(y[:n]), y[:n] - claimed, -np.inf)
+        check = Check(r, log_z, current.error, current.change)
+        state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
+        gap = self._gap(state)
+        finite = r[np.isfinite(r)]
+        bound = float(finite.mean()) + log_z if finite.size else math.nan
+        info = Info(np.float64(bound), finite + log_z, np.float64(gap), math.nan, 1.0, True, False)
+        if gap < self.tol:
+            return state, info
+        return self._renewed(family, state, current.base), info
+
+    def _gap(self, state: FreeState) -> float:
+        """Nats that may be missing: the largest of three estimates in the last rounds."""
+        last = state.checks[-self.rules.rounds.agreed :]
+        if len(last) < self.rules.rounds.agreed:
+            return math.inf
+        doubt = max(max(check.error, check.change) for check in last)
+        return max(self._missing(state), doubt)
+
+    def _recent(self, state: FreeState) -> Floats:
+        return np.concatenate([check.r for check in state.checks])
+
+    def _missing(self, state: FreeState) -> float:
+        """KL from the posterior to the truth, by the draws of the last rounds."""
+        r = self._recent(state)
+        finite = r[np.isfinite(r)]
+        if not finite.size:
+            return math.inf
+        known = (state.search.path.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
+        log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
+        return max(log_mean - float(finite.mean()) - known, 0.0)
+
+    def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
+        """Fit the surrogate to all points, and choose the next ones."""
+        rules, before = self.rules, state.current
+        start = None if before is None else before.density.unpack(before.member)
+        shape = None if start is None else start.shape
+        surface = Surface.searched(self._points(state), base, shape, rules.caution, rules.search)
+        proposal = _first_proposal(base, rules.integration.centres) if start is None else start.proposal
+        pool = integrated(surface, proposal, rules.integration)
+        weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
+        mean = weights @ pool.u
+        cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
+        member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
+        density = FreeDensity.holding(member, rules.caution, rules.integration)
+        q = np.asarray(family.from_moments(mean, cov))
+        rng = np.random.default_rng(len(state.y))
+        current = Current(
+            density=density,
+            member=density.pack(member),
+            draws=pool.u[rng.choice(len(pool.u), size=_SPARE * n, p=weights)],
+            exploring=most_informative(surface, pool, n, rules.rounds.pool),
+            error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
+            change=self._change(family, state, pool),
+            gaussian=_missed_by(np.asarray(family.log_prob(q, pool.u)), pool),
+            base=base.updated(pool.u, weights),
+        )
+        return state._replace(q=q, current=current)
+
+    def _points(self, state: FreeState) -> Points:
+        """The points of the surrogate: the best ones, each once."""
+        finite = np.flatnonzero(np.isfinite(state.y))
+        _, first = np.unique(state.theta[finite], axis=0, return_index=True)
+        rows = finite[np.sort(first)]
+        if len(rows) > self.rules.rounds.most_points:
+            rows = np.sort(rows[np.argsort(-state.y[rows], kind="stable")[: self.rules.rounds.most_points]])
+        noise = np.maximum(state.noise[rows], state.search.path.noise or 0.0)
+        return Points(state.theta[rows], state.y[rows], noise, state.theta[np.isneginf(state.y)])
+
+    def _change(self, family: Any, state: FreeState, pool: Pool) -> float:
+        """Nats between the new posterior and the one before, which was Gaussian at first."""
+        if state.current is None:
+            return pool.divergence(np.asarray(family.log_prob(state.q, pool.u)))
+        before = state.current.density.surface(state.current.member)(pool.u).low
+        log_z = state.current.density.unpack(state.current.member).log_z
+        return max(pool.divergence(before), abs(pool.log_z - log_z))
+
+
+def _first_proposal(base: Base, n: int) -> Proposal:
+    """A proposal that is wider than the base."""
+    rng = np.random.default_rng(0)
+    factors = np.linalg.cholesky(base.covs)
+    which = rng.choice(len(base.weights), size=n, p=base.weights)
+    z = rng.standard_normal((n, base.means.shape[1]))
+    centres = base.means[which] + np.einsum("nij,nj->ni", factors[which], z)
+    return Proposal.around(centres, base.mean, _WIDER * base.cov, float(n))
+
+
+def _missed_by(log_prob: Floats, pool: Pool) -> float:
+    """KL from a normalised density, given at the draws of a pool (n,), to the pool's."""
+    log_weights = log_prob - pool.log_proposal
+    weights = np.exp(log_weights - log_weights.max())
+    with np.errstate(invalid="ignore"):
+        terms = np.where(weights > 0, weights * (log_prob - (pool.low - pool.log_z)), 0.0)
+    return float(np.sum(terms) / np.sum(weights))
+
+
+def _log_mean_exp(r: Floats) -> tuple[float, float]:
+    """Log of the mean of exp(r), and its standard error."""
+    weights = np.exp(r - np.max(r))
+    mean = float(weights.mean())
+    return float(np.max(r)) + math.log(mean), float(weights.std(ddof=1)) / (mean * math.sqrt(len(r)))
+
+
+def _is_zero(values: Values) -> NDArray[np.bool_]:
+    """Where the likelihood is zero (n,)."""
+    return np.zeros(len(values.ok), dtype=bool) if values.zero is None else np.asarray(values.zero)

@@ -1,0 +1,139 @@
+"""Integrals over the surrogate by importance sampling, and the points that teach it most."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.free.proposal import Proposal
+from qbvi.free.rules import Integration
+from qbvi.free.surface import Surface
+
+__all__ = ["Pool", "integrated", "most_informative", "resampled"]
+
+Floats = NDArray[np.float64]
+
+_LARGEST = 3.0  # nats between two densities at one point that count in their divergence
+_FLOOR = 1e-4  # least variance of a proposal, relative to the base
+
+
+class Pool(NamedTuple):
+    """Draws from a proposal, with the surrogate there."""
+
+    proposal: Proposal
+    u: Floats  # (n, d)
+    log_proposal: Floats  # (n,)
+    low: Floats  # (n,) log density that is claimed, not normalised
+    high: Floats  # (n,) log density that is possible
+    variance: Floats  # (n,) of the prediction
+
+    @property
+    def log_z(self) -> float:
+        """Log of the integral of the claimed density."""
+        return _log_mean(self.low - self.log_proposal)
+
+    @property
+    def weights(self) -> Floats:
+        """Weights of the draws for the claimed density, with sum one."""
+        return _normalised(self.low - self.log_proposal)
+
+    @property
+    def hopeful(self) -> Floats:
+        """Weights of the draws for the possible density, with sum one."""
+        return _normalised(self.high - self.log_proposal)
+
+    @property
+    def n_effective(self) -> float:
+        """Effective sample size for the claimed density."""
+        return float(1 / np.sum(self.weights**2))
+
+    def divergence(self, log_density: Floats) -> float:
+        """The larger of the two KL divergences to another density, given at the draws (n,).
+
+        Its normalising constant is found here.
+        """
+        mine, other = self.weights, _normalised(log_density - self.log_proposal)
+        with np.errstate(invalid="ignore"):
+            ratio = (self.low - self.log_z) - (log_density - _log_mean(log_density - self.log_proposal))
+        # Where only one of them is zero, the divergence would be infinite: how large the place is
+        # should count instead.
+        ratio = np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST, _LARGEST)
+        return max(float(mine @ ratio), float(other @ -ratio))
+
+
+def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
+    """Adapt a proposal to the claimed density, and draw the pool from it.
+
+    The random numbers are fixed by the number of points, so that the result is a function of the
+    surface alone.
+    """
+    rng, proposal = np.random.default_rng(len(surface.points.y)), start
+    for _ in range(rules.passes):
+        u = proposal.draw(rng, rules.draws, rules)
+        weights = _normalised(surface(u).low - proposal.log_prob(u, rules))
+        n_effective = float(1 / np.sum(weights**2))
+        centres = u[_systematic(rng, weights, rules.centres)]
+        if n_effective < rules.fewest * u.shape[1]:
+            # The proposal misses the density: continue from the best points that were evaluated.
+            best = np.argsort(-surface.points.y, kind="stable")[: rules.centres // 2]
+            centres = np.concatenate([centres[::2], surface.points.theta[best]])
+            weights, u = np.full(len(centres), 1 / len(centres)), centres
+        mean = weights @ u
+        cov = ((u - mean).T * weights) @ (u - mean)
+        floor = _FLOOR * np.diag(np.diagonal(surface.base.within))
+        proposal = Proposal.around(centres, mean, cov + floor, n_effective)
+    u = proposal.draw(rng, rules.closing, rules)
+    return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))
+
+
+def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
+    """Draws from the claimed density: (n, d).
+
+    They are resampled from several proposals each, so they are as good as independent unless the
+    proposal is poor.
+    """
+    u = proposal.draw(rng, rules.candidates * n, rules)
+    weights = _normalised(surface(u).low - proposal.log_prob(u, rules))
+    return np.asarray(u[rng.permutation(_systematic(rng, weights, n))])
+
+
+def most_informative(surface: Surface, pool: Pool, n: int, most: int) -> Floats:
+    """Points (n, d) whose values take most variance from the possible density.
+
+    They are chosen one after the other among ``most`` draws of the pool: each reduces the mean
+    variance of the prediction, under the possible density, by as much as one point can, given those
+    chosen before it.
+    """
+    some = slice(None, None, max(1, len(pool.u) // most))
+    u, weights = pool.u[some], pool.hopeful[some]
+    C = surface.process.covariance(surface.whitened(u), surface.predicted(u))
+    noise = 1e-4 + 1e-6 * surface.process.variance
+    chosen = []
+    for _ in range(n):
+        variance = np.maximum(np.diagonal(C), 0.0) + noise
+        gain = (weights @ (C * C)) / variance
+        j = int(np.argmax(gain))
+        chosen.append(j)
+        C = C - np.outer(C[:, j], C[j]) / variance[j]
+    return np.asarray(u[chosen])
+
+
+def _log_mean(x: Floats) -> float:
+    return float(np.logaddexp.reduce(x)) - math.log(len(x))
+
+
+def _normalised(log_weights: Floats) -> Floats:
+    top = np.max(log_weights)
+    if not np.isfinite(top):  # nothing was found: all draws are equally good
+        return np.full(len(log_weights), 1 / len(log_weights))
+    weights = np.exp(log_weights - top)
+    return np.asarray(weights / weights.sum())
+
+
+def _systematic(rng: np.random.Generator, weights: Floats, n: int) -> NDArray[np.int64]:
+    """Systematic resampling: n indices, each expected in proportion to its weight."""
+    at = (rng.random() + np.arange(n)) / n
+    return np.minimum(np.searchsorted(np.cumsum(weights), at), len(weights) - 1)

@@ -1,0 +1,144 @@
+r"""Gaussian process regression of the residual, with a free constant.
+
+The residual t at n points has covariance ``a (K + D)``. K is a `Kernel`, D holds the noise relative
+to ``a``, the variance of the function. The kernel is chosen by the predictive density of each point
+from all others, which has a closed form: with V the inverse of K + D, the constant projected out,
+the error at point i is ``(V t)_i / V_ii`` with variance ``a / V_ii``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import lapack
+
+from qbvi.free.kernel import Kernel
+from qbvi.free.rules import ShapeSearch
+
+__all__ = ["Observations", "Predicted", "Process", "search"]
+
+Floats = NDArray[np.float64]
+
+_SMALL_NOISE = 0.04  # noise variance, in squared nats, from which a point counts less in the choice
+_TINY = 1e-300
+_FLAT = 1e-12  # least variance of the function
+
+
+class Observations(NamedTuple):
+    """Residuals at points, in the frame of the surrogate."""
+
+    z: Floats  # (n, d)
+    t: Floats  # (n,)
+    noise: Floats  # (n,) variances
+
+
+class Predicted(NamedTuple):
+    """Prediction at m points, and the parts that covariances between them need."""
+
+    mean: Floats  # (m,)
+    variance: Floats  # (m,)
+    explained: Floats  # (m, n) whitened covariances with the observations
+    constant: Floats  # (m,) weight of the free constant's error
+
+
+class Process:
+    """The regression for one kernel.
+
+    Parameters
+    ----------
+    data
+        The residuals.
+    shape
+        Log length, log noise, and the log ratios of the kernel's parts: (4,).
+    variance
+        A guess of the variance of the function, to which the noise is compared.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> z = np.linspace(-2, 2, 12)[:, None]
+    >>> data = Observations(z, np.sin(z[:, 0]), np.zeros(12))
+    >>> process = Process(data, np.array([0.5, -16.0, 0.0, 0.0]), 1.0)
+    >>> bool(abs(process(np.array([[0.3]])).mean[0] - np.sin(0.3)) < 1e-3)
+    True
+    """
+
+    def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
+        self._data, n = data, len(data.t)
+        self.kernel = _kernel(shape)
+        K = self.kernel(data.z, data.z)
+        K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
+        factor = np.linalg.cholesky(K)
+        self._inverse, _ = lapack.dtrtri(factor, lower=1)
+        self._centre = float(np.median(data.t))
+        t = data.t - self._centre
+        self._ones = self._inverse.T @ (self._inverse @ np.ones(n))
+        self._total = float(self._ones.sum())
+        solved = self._inverse.T @ (self._inverse @ t)
+        self._constant = float(solved.sum()) / self._total
+        self._alpha = solved - self._constant * self._ones
+        diagonal = np.einsum("ij,ij->j", self._inverse, self._inverse) - self._ones**2 / self._total
+        diagonal = np.maximum(diagonal, _TINY)
+        counts = 1 / (1 + data.noise / _SMALL_NOISE)
+        self.variance = max(float(counts @ (self._alpha**2 / diagonal) / counts.sum()), _FLAT)
+        # Minus twice the log predictive density of the points that count, up to a constant.
+        self.misfit = float(counts @ (math.log(self.variance) - np.log(diagonal)))
+
+    def __call__(self, z: Floats) -> Predicted:
+        """Predict the residual at points z (m, d)."""
+        k = self.kernel(z, self._data.z)
+        explained = k @ self._inverse.T
+        constant = 1 - k @ self._ones
+        left = 1 - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total
+        mean = self._centre + self._constant + k @ self._alpha
+        return Predicted(mean, self.variance * np.maximum(left, _FLAT), explained, constant)
+
+    def covariance(self, z: Floats, at: Predicted) -> Floats:
+        """Covariance of the prediction errors at points z (m, d): (m, m)."""
+        C = self.kernel(z, z) - at.explained @ at.explained.T + np.outer(at.constant, at.constant) / self._total
+        return np.asarray(self.variance * C)
+
+
+def search(data: Observations, start: Floats, rules: ShapeSearch) -> Floats:
+    """The shape of the kernel that best predicts each point from all others: (4,).
+
+    A pattern search from ``start`` and from the prior medians.
+    """
+    d = data.z.shape[1]
+    low, high = rules.bounds(d)
+    guess = [max(float(np.var(data.t)), _FLAT)]
+
+    def badness(x: Floats) -> float:
+        process = Process(data, x, guess[0])
+        guess[0] = process.variance
+        return process.misfit + rules.penalty(x, d)
+
+    starts = [np.clip(start, low, high), rules.start(d)]
+    values = [badness(x) for x in starts]
+    x, best = starts[int(np.argmin(values))], min(values)
+    stride, left = np.array(rules.strides), rules.tries
+    used = {1: 2, 2: 3}.get(d, 4)  # in one or two dimensions the kernel has fewer parts
+    while left > 0 and stride[0] > rules.finest:
+        before = best
+        for i in range(used):
+            for sign in (1, -1):
+                trial = x.copy()
+                trial[i] = np.clip(x[i] + sign * stride[i], low[i], high[i])
+                if trial[i] == x[i]:
+                    continue
+                value, left = badness(trial), left - 1
+                if value < best - rules.improvement:
+                    x, best = trial, value
+                    break
+        if best == before:
+            stride = stride / 2
+    return x
+
+
+def _kernel(shape: Floats) -> Kernel:
+    ratios = np.exp([shape[2], shape[3], 0.0])
+    one, two, _ = ratios / ratios.sum()
+    return Kernel(float(math.exp(shape[0])), float(one), float(two))

@@ -1,0 +1,82 @@
+"""The proposal for importance sampling: Gaussian kernels at many centres, and one wide law."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+
+from qbvi.free.kernel import squared_distances
+from qbvi.free.rules import Integration
+
+__all__ = ["Proposal"]
+
+Floats = NDArray[np.float64]
+
+_FEWEST = 10.0  # effective draws behind a bandwidth, at least
+_RIDGE = 1e-10  # relative, keeps a covariance positive definite
+
+
+class Proposal(NamedTuple):
+    """Kernels of one shape at centres (m, d), mixed with a Student-t around the mean.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(1)
+    >>> proposal = Proposal.around(rng.standard_normal((100, 2)), np.zeros(2), np.eye(2), 100.0)
+    >>> u = proposal.draw(rng, 20000, Integration())
+    >>> weights = np.exp(-0.5 * (u**2).sum(axis=1) - proposal.log_prob(u, Integration()))
+    >>> bool(abs(np.mean(weights) / (2 * np.pi) - 1) < 0.05)
+    True
+    """
+
+    centres: Floats  # (m, d)
+    mean: Floats  # (d,)
+    factor: Floats  # (d, d) Cholesky factor of the covariance
+    bandwidth: float  # scale of the kernels, relative to the factor
+
+    @classmethod
+    def around(cls, centres: Floats, mean: Floats, cov: Floats, n_effective: float) -> Proposal:
+        """The proposal for a density that these centres (m, d) are draws of.
+
+        The bandwidth is the normal reference rule (Silverman, 1986, section 4.3).
+        """
+        m, d = centres.shape
+        n = min(max(n_effective, _FEWEST), m)
+        ridge = _RIDGE * np.diag(np.diagonal(cov))
+        factor = np.asarray(np.linalg.cholesky(cov + ridge), dtype=np.float64)
+        return cls(centres, mean, factor, float((4 / (d + 2) / n) ** (1 / (d + 4))))
+
+    def draw(self, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
+        """Independent draws: (n, d)."""
+        d = len(self.mean)
+        is_wide = np.arange(n)[:, None] < rules.wide * n
+        centre = np.where(is_wide, self.mean, self.centres[rng.integers(len(self.centres), size=n)])
+        tail = np.sqrt(rules.wide_freedom / rng.chisquare(rules.wide_freedom, n))[:, None]
+        scale = np.where(is_wide, rules.wide_scale * tail, self.bandwidth)
+        return np.asarray(centre + scale * (rng.standard_normal((n, d)) @ self.factor.T))
+
+    def log_prob(self, u: Floats, rules: Integration) -> Floats:
+        """Log density at points u (n, d): (n,)."""
+        d, log_scale = len(self.mean), float(np.log(np.diagonal(self.factor)).sum())
+        z, c = self._whitened(u), self._whitened(self.centres)
+        exponents = -0.5 / self.bandwidth**2 * squared_distances(z, c)
+        top = exponents.max(axis=1)
+        kernels = top + np.log(np.mean(np.exp(exponents - top[:, None]), axis=1))
+        kernels -= 0.5 * d * math.log(2 * math.pi) + d * math.log(self.bandwidth) + log_scale
+        wide = _log_student(z / rules.wide_scale, rules.wide_freedom) - d * math.log(rules.wide_scale) - log_scale
+        return np.asarray(np.logaddexp(math.log1p(-rules.wide) + kernels, math.log(rules.wide) + wide))
+
+    def _whitened(self, u: Floats) -> Floats:
+        return np.asarray(solve_triangular(self.factor, (u - self.mean).T, lower=True, check_finite=False).T)
+
+
+def _log_student(z: Floats, freedom: float) -> Floats:
+    """Log density of a standard Student-t in d dimensions: (n, d) -> (n,)."""
+    d = z.shape[1]
+    constant = math.lgamma((freedom + d) / 2) - math.lgamma(freedom / 2) - 0.5 * d * math.log(freedom * math.pi)
+    return np.asarray(constant - 0.5 * (freedom + d) * np.log1p(np.sum(z**2, axis=1) / freedom))

@@ -1,0 +1,140 @@
+"""The numbers behind the free posterior, with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Caution:
+    """How far the surrogate is believed where it has few points.
+
+    What is claimed is what was seen: the posterior uses the prediction minus its standard error.
+    Where to look is what may be: further points go where the prediction plus twice its standard
+    error has mass.
+    """
+
+    claimed: float = 1.0  # standard errors below the prediction of the density that is returned
+    hoped: float = 2.0  # standard errors above it where points may be added ...
+    most_hope: float = 3.0  # ... and most nats: the border moves outward step by step
+    base: float = 1.5  # variance of the base, relative to that of the posterior so far
+    # Depth, in nats below the best value, from which values count by their logarithm only: so low
+    # a value says that there is no mass, and no more. The depth is `deep` plus `deep_each` d.
+    deep: float = 10.0
+    deep_each: float = 2.0
+    blurred: float = 0.5  # share of that depth from which values may be missed ...
+    blur: float = 0.1  # ... by so much for each nat below
+
+    def depth(self, d: int) -> float:
+        """Nats below the best value from which values count by their logarithm."""
+        return self.deep + self.deep_each * d
+
+
+@dataclass(frozen=True)
+class ShapeSearch:
+    """The search for the kernel: log length, log noise, log ratios of the parts of the kernel."""
+
+    length: float = 1.5  # prior median of the length, for each root of the dimension ...
+    length_width: float = 0.7  # ... and the standard deviation of its logarithm
+    shortest: float = 0.3
+    longest: float = 6.0  # for each root of the dimension
+    noise: float = 1e-5  # prior median of the noise variance, relative to that of the function
+    noise_width: float = 4.0
+    least_noise: float = 1e-7  # keeps the factorisation stable
+    share: float = -1.0  # prior mean of the log ratio of each simple part to the joint one
+    share_width: float = 2.0
+    widest_share: float = 5.0
+    strides: tuple[float, ...] = (0.5, 2.0, 1.5, 1.5)
+    finest: float = 0.15  # stride of the log length at which the search ends
+    tries: int = 12  # after the starts
+    improvement: float = 0.01
+
+    def start(self, d: int) -> Floats:
+        """Prior medians of the four numbers."""
+        return np.array([np.log(self.length * np.sqrt(d)), np.log(self.noise), self.share, self.share])
+
+    def bounds(self, d: int) -> tuple[Floats, Floats]:
+        """Least and largest values of the four numbers."""
+        low = [np.log(self.shortest), np.log(self.least_noise), -self.widest_share, -self.widest_share]
+        high = [np.log(self.longest * np.sqrt(d)), 0.0, self.widest_share, self.widest_share]
+        return np.array(low), np.array(high)
+
+    def penalty(self, x: Floats, d: int) -> float:
+        """Minus twice the log prior density of the four numbers."""
+        width = np.array([self.length_width, self.noise_width, self.share_width, self.share_width])
+        return float(np.sum(((x - self.start(d)) / width) ** 2))
+
+
+@dataclass(frozen=True)
+class Integration:
+    """Importance sampling of the surrogate, which costs no evaluation of the user's function."""
+
+    passes: int = 3  # adaptations of the proposal
+    draws: int = 1000  # of one pass
+    closing: int = 3000  # draws of the last pass, which gives the normalising constant
+    centres: int = 300  # components of the proposal
+    fewest: int = 3  # effective draws for each dimension below which a proposal misses the density
+    wide: float = 0.2  # share of the wide component, which covers what the others miss ...
+    wide_scale: float = 1.3  # ... its scale, relative to the spread of the density ...
+    wide_freedom: float = 5.0  # ... and its degrees of freedom
+    candidates: int = 8  # proposals for each draw that is resampled from them
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds of evaluations, and when they end."""
+
+    begin: float = 1.0  # nats to the best Gaussian below which the rounds begin
+    walled: float = 0.25  # share of points with zero likelihood from which no Gaussian is found ...
+    walled_points: int = 4  # ... and rounds begin with so many finite points for each dimension
+    fewest: int = 4  # draws of a round that check the posterior; as many more explore
+    growth: int = 16  # a round has so many parts of all evaluations, once that is more
+    checked: int = 3  # rounds whose draws together estimate what is missing
+    agreed: int = 2  # consecutive rounds that must confirm the posterior
+    pool: int = 600  # candidates among which the exploring points are chosen
+    most_points: int = 1000  # of one surrogate: it costs their cube
+    most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
+    gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
+    most_noise: float = 1.0  # standard deviation of the function's noise up to which rounds pay
+
+    def checks(self, d: int, n_evals: int) -> int:
+        """Draws of a round that check the posterior."""
+        return max(self.fewest, d, n_evals // self.growth)
+
+
+@dataclass(frozen=True)
+class SurveyRule:
+    """How many points a survey has, and what counts as a valley."""
+
+    fewest: int = 6  # points spread over the prior, in addition to one for each dimension
+    best: int = 2  # lines to the mode from the best of them ...
+    surprising: int = 2  # ... and from those that the Gaussian predicts worst
+    on_line: int = 3  # points on each line
+    bend: float = 1.0  # nats of a second difference above which a line is not concave
+    # A new start may take as many evaluations as the first one, times this.
+    patience: float = 1.0
+    most_modes: int = 4
+    apart: float = 3.0  # standard deviations between the means of two modes
+    worth: float = 10.0  # nats below the best bound within which another mode matters
+
+    def size(self, d: int) -> int:
+        """Points spread over the prior: an even number, as they come in mirror pairs."""
+        return self.fewest + d + d % 2
+
+
+@dataclass(frozen=True)
+class FreeRules:
+    """All rules of the free posterior: the argument ``rules`` of `qbvi.Free`."""
+
+    caution: Caution = field(default_factory=Caution)
+    search: ShapeSearch = field(default_factory=ShapeSearch)
+    integration: Integration = field(default_factory=Integration)
+    rounds: Rounds = field(default_factory=Rounds)
+    survey: SurveyRule = field(default_factory=SurveyRule)

@@ -1,0 +1,167 @@
+r"""The surrogate of the log joint: a base density, corrected by a Gaussian process.
+
+.. math:: s(\theta) = T^{-1}\{T(\log b(\theta) + c) + g(z)\}
+
+b is a mixture of Gaussians, c a constant, and g a Gaussian process on the whitened scale z with a
+bounded kernel: far from all points the surrogate has the tail of its base. T is the identity down
+to some depth below the best value, and logarithmic below. Without it, the values far below would
+decide the shape of g, and they only say that there is no mass.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import solve_triangular
+from scipy.spatial import cKDTree
+
+from qbvi.free.base import Base
+from qbvi.free.process import Observations, Predicted, Process, search
+from qbvi.free.rules import Caution, ShapeSearch
+
+__all__ = ["Points", "Seen", "Squash", "Surface"]
+
+Floats = NDArray[np.float64]
+
+_BLOCK = 2**21  # most entries of a covariance between new points and old ones, computed at a time
+_STEEPEST = 50.0  # largest exponent: below so low a depth, values are equal
+
+
+class Points(NamedTuple):
+    """Evaluated points, where the log joint is finite, and those where it is minus infinity."""
+
+    theta: Floats  # (n, d)
+    y: Floats  # (n,) log joint
+    noise: Floats  # (n,) noise variances
+    forbidden: Floats  # (m, d) points of zero likelihood
+
+
+class Seen(NamedTuple):
+    """The surrogate at some points."""
+
+    low: Floats  # (m,) log density that is claimed
+    high: Floats  # (m,) log density that is possible
+    variance: Floats  # (m,) of the prediction
+
+
+class Squash(NamedTuple):
+    """Values as they are down to ``depth`` below ``top``, and by their logarithm below.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> squash = Squash(top=0.0, depth=10.0)
+    >>> squash(np.array([-5.0, -1e6])).round(1)
+    array([  -5., -125.])
+    >>> squash.inverse(squash(np.array([-5.0, -1e6]))).round(1)
+    array([-5.e+00, -1.e+06])
+    """
+
+    top: float
+    depth: float
+
+    def __call__(self, y: Floats) -> Floats:
+        """Squash log densities (n,)."""
+        below = np.maximum(self.top - self.depth - y, 0.0)
+        return np.where(below > 0, self.top - self.depth - self.depth * np.log1p(below / self.depth), y)
+
+    def inverse(self, t: Floats) -> Floats:
+        """Undo it (n,)."""
+        below = np.minimum(np.maximum(self.top - self.depth - t, 0.0) / self.depth, _STEEPEST)
+        return np.where(below > 0, self.top - self.depth - self.depth * np.expm1(below), t)
+
+
+class Surface:
+    """The surrogate of a log joint.
+
+    Parameters
+    ----------
+    points
+        The evaluated points.
+    base
+        What the surrogate falls back to.
+    shape
+        The kernel; see `qbvi.free.process.Process`. `searched` finds it.
+    caution
+        The rules that decide how far the surrogate is believed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> theta = np.random.default_rng(1).standard_normal((30, 1)) * 2
+    >>> points = Points(theta, -0.5 * theta[:, 0] ** 4, np.zeros(30), np.empty((0, 1)))
+    >>> base = Base.one(np.zeros(1), np.eye(1))
+    >>> surface = Surface.searched(points, base, None, Caution(), ShapeSearch())
+    >>> bool(abs(surface(np.array([[0.5]])).low[0] + 0.5 * 0.5**4) < 0.1)
+    True
+    """
+
+    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution) -> None:
+        self.points, self.base, self.shape, self._caution = points, base, shape, caution
+        self._frame(points, base)
+        self._data = self._observations(points)
+        self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
+        self._tree = self._nearest(points)
+
+    @classmethod
+    def searched(
+        cls, points: Points, base: Base, start: Floats | None, caution: Caution, rules: ShapeSearch
+    ) -> Surface:
+        """The surface with the kernel that predicts best; the search begins at ``start``."""
+        first = cls.__new__(cls)
+        first._caution = caution
+        first._frame(points, base)
+        d = points.theta.shape[1]
+        shape = search(first._observations(points), rules.start(d) if start is None else start, rules)
+        return cls(points, base, shape, caution)
+
+    def __call__(self, u: Floats) -> Seen:
+        """The surrogate at points u (m, d)."""
+        rows = max(1, _BLOCK // max(len(self.points.y), 1))
+        parts = [self._seen(u[i : i + rows]) for i in range(0, len(u), rows)]
+        return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+    def whitened(self, u: Floats) -> Floats:
+        """Points in the frame of the kernel: (m, d) -> (m, d)."""
+        return np.asarray(solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T)
+
+    def predicted(self, u: Floats) -> Predicted:
+        """The prediction of the Gaussian process at points u (m, d)."""
+        return self.process(self.whitened(u))
+
+    def _frame(self, points: Points, base: Base) -> None:
+        d, y = points.theta.shape[1], points.y
+        caution = self._caution
+        self._base, self._centre = base, base.mean
+        self._factor = np.linalg.cholesky(caution.base * base.within)
+        self._squash = Squash(float(y.max()), caution.depth(d))
+        difference = y - base.log_prob(points.theta, caution.base)
+        self._offset = float(np.median(difference[y > y.max() - d - 3]))
+
+    def _observations(self, points: Points) -> Observations:
+        caution, squash = self._caution, self._squash
+        t = squash(points.y)
+        below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
+        noise = points.noise + (caution.blur * below) ** 2
+        return Observations(self.whitened(points.theta), t - self._fallback(points.theta), noise)
+
+    def _fallback(self, u: Floats) -> Floats:
+        return self._squash(self._base.log_prob(u, self._caution.base) + self._offset)
+
+    def _seen(self, u: Floats) -> Seen:
+        caution, found = self._caution, self.predicted(u)
+        sd, middle = np.sqrt(found.variance), self._fallback(u) + found.mean
+        low = self._squash.inverse(middle - np.minimum(found.variance / 2, caution.claimed * sd))
+        high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
+        if self._tree is not None:
+            is_forbidden = self._tree.query(self.whitened(u))[1] >= len(self.points.y)
+            low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
+        return Seen(low, high, found.variance)
+
+    def _nearest(self, points: Points) -> cKDTree | None:
+        """A search tree: a point is forbidden if the nearest evaluated one is."""
+        if not len(points.forbidden):
+            return None
+        return cKDTree(np.concatenate([self._data.z, self.whitened(points.forbidden)]))
