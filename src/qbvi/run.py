@@ -363,7 +363,7 @@ class Run:
         self._is_cut = self._look is None
         if self._look is None or self._look.draws is None:  # the time was over before all were evaluated
             return False
-        with _explained("the values at fresh draws"):
+        with np.errstate(all="ignore"), _explained("the values at fresh draws"):
             return self.verdict.doubts(self._look, self._history.gap[-1])
 
     def _compiled(self) -> CompiledSteps | None:
@@ -623,6 +623,7 @@ class Run:
             )
         return tuple(notes)
 
+    @np.errstate(all="ignore")  # values may be too large to square: their standard error is infinite
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
         outcome = self._outcome()
         if outcome is not None:

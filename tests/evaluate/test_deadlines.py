@@ -16,12 +16,16 @@ import pytest
 import qbvi
 from clocks import standing_still
 from faults import Target, wait_until_gone
-from qbvi.evaluate import BlackBox
+from qbvi.arrange import arrange
+from qbvi.evaluate import BlackBox, Evaluated
 from qbvi.evaluate.calls import Calls
 from qbvi.evaluate.deadlines import arriving, within
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluate.pool import Processes
 from qbvi.evaluate.tasks import Task
+from qbvi.evaluations import Recorded
+from qbvi.run import Run
+from qbvi.stopping import Budget
 
 PRIOR = qbvi.Normal(1, 2, shape=3)
 ENDLESS = qbvi.QBVI(n_samples=10, stop=(), n_fresh=100)  # only a budget ends it
@@ -56,6 +60,11 @@ def every_call_costing(seconds):
         Target.__call__ = plain
 
 
+def plain_run():
+    model, family = arrange(PRIOR, "full")
+    return Run(model, family, BlackBox(Target()), None, qbvi.Regression(), Budget(), seed=1)
+
+
 # ---------------------------------------------------------------- in this process
 
 
@@ -73,6 +82,21 @@ def test_points_after_the_deadline_are_not_evaluated_and_are_no_failures():
     np.testing.assert_array_equal(result.values, [0.0, 2.0, 4.0])
     assert (box.n_evals, box.failures) == (3, [])
     assert box(points).rows.size == 0
+
+
+def test_a_failed_call_that_there_is_no_time_to_repeat_is_no_failure():
+    def function(x):
+        if x[0] == 4.0:
+            box.deadline = time.monotonic()
+        return np.nan if x[0] == 2.0 else x[0]
+
+    box = BlackBox(function, on_failure="retry")
+    returned = []
+    box.on_returned = lambda *columns: returned.append([column.tolist() for column in columns[:2]])
+    result = box(np.arange(10.0).reshape(5, 2))
+    np.testing.assert_array_equal(result.rows, [0, 2])
+    assert (box.n_evals, box.failures) == (2, [])
+    assert returned == [[[0, 2], [0.0, 4.0]]]
 
 
 @pytest.mark.parametrize("vectorized", [False, 4])
@@ -97,6 +121,7 @@ def test_a_step_that_time_cuts_is_left_out_and_the_fresh_draws_that_it_cuts_are_
     fit = qbvi.fit(function, PRIOR, method=ENDLESS, max_time=4.0, seed=1)
     assert fit.trace.n_evals[-1] == 60
     assert fit.n_evals == 69
+    assert len(fit.evaluations) == 69
     assert fit.stop_kind.value == "seconds"
 
 
@@ -105,6 +130,33 @@ def test_no_time_for_the_first_step_is_an_error_that_counts(clock):
         qbvi.EvaluationError, match=r"`max_time` must allow for the first step, got 0.5 s .* in which 3 of its"
     ):
         qbvi.fit(clock.costing(Target(), 0.2), PRIOR, max_time=0.5, seed=1)
+
+
+def test_no_time_to_compare_earlier_evaluations_is_the_same_error(clock):
+    earlier = qbvi.fit(Target(), PRIOR, method="regression", seed=1).evaluations
+    with pytest.raises(
+        qbvi.EvaluationError, match=r"`max_time` must allow for the first step, .* in which 1 of its 2 points"
+    ):
+        qbvi.fit(clock.costing(Target(), 0.2), PRIOR, method="regression", evaluations=earlier, max_time=0.1, seed=2)
+
+
+def test_values_that_were_given_are_used_with_those_that_there_was_time_for(clock):
+    run, theta = plain_run(), np.arange(15.0).reshape(5, 3)
+    given = Recorded.empty(3)._replace(theta=theta[[1, 4]], value=np.array([10.0, 40.0]), is_exact=True)
+    run._evaluations.give(given)
+    conversation = run._values(theta, run._engine.rows, "step")
+    request = next(conversation)
+    np.testing.assert_array_equal(request.points, theta[[0, 2, 3]])
+    answer = Evaluated(
+        np.array([0.0, 30.0]), np.array([True, False]), np.zeros(2), np.array([False, True]), np.array([0, 2])
+    )
+    with pytest.raises(StopIteration) as end:
+        conversation.send(answer)
+    points, values = end.value.value
+    np.testing.assert_array_equal(points, theta[[0, 1, 3, 4]])
+    np.testing.assert_array_equal(values.log_joint - run.model.log_prior(points), [0.0, 10.0, 30.0, 40.0])
+    np.testing.assert_array_equal(values.ok, [True, True, False, True])
+    np.testing.assert_array_equal(values.zero, [False, False, True, False])
 
 
 def test_a_start_without_time_leaves_the_fits_of_the_others(clock):
@@ -127,6 +179,8 @@ def test_a_run_that_time_cut_in_a_step_goes_on_to_the_same_bits_and_repeats_noth
     assert fit.elbo == whole.elbo
     assert len(set(seen)) == len(seen) == fit.n_evals
     assert made[:3] == [26, 0, 20]
+    np.testing.assert_array_equal(fit.evaluations.points, whole.evaluations.points)
+    np.testing.assert_array_equal(fit.evaluations.batch, whole.evaluations.batch)
 
 
 def test_a_finished_run_whose_fresh_draws_time_cut_returns_the_same_again(clock, tmp_path):
