@@ -76,7 +76,7 @@ def table(fit: qbvi.Fit) -> str:
         f"{'lower bound':12s}{fit.elbo:9.3f} ± {fit.elbo_se:.3f}{PUBLISHED_BOUND:12.3f}",
         f"{'evaluations':12s}{fit.n_evals:9,d}{'':10s}{PUBLISHED_EVALUATIONS:10,d}",
         "",
-        f"k-hat {fit.khat:.2f} ({fit.report.khat_verdict}); {'converged' if fit.converged else 'not converged'}: {fit.stop_reason}",
+        f"missing {fit.missing:.3f} ± {fit.missing_se:.3f} nats; {'converged' if fit.converged else 'not converged'}: {fit.stop_reason}",
     ]
     return "\n".join(lines)
 

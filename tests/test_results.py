@@ -24,6 +24,7 @@ from qbvi.evaluate.failures import Failure
 from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.model import Model
 from qbvi.results import Fit, Report, Row, Summary, Trace
+from qbvi.summary import diagnostic_lines
 from qbvi.supports import Bijection, Interval, Ordered
 
 COV = np.array([[0.04, 0.03, -0.01], [0.03, 0.09, 0.02], [-0.01, 0.02, 0.25]])
@@ -230,6 +231,28 @@ class TestSummary:
             assert words in text
         lines = [line for line in text.splitlines() if line.startswith(("beta", "sigma"))]
         assert lines[0].split() == ["beta[0]", "1.000", "0.200", "0.608", "1.392"]
+
+    @pytest.mark.parametrize(
+        ("missing", "se", "words"),
+        [
+            # By Pinsker's inequality: the root of (0.58 + 0.14) / 2 is 0.6.
+            (0.58, 0.14, "0.58 ± 0.14 nats of the posterior: probabilities are off by at most about 0.60"),
+            (0.004, 0.004, "0.004 ± 0.004 nats of the posterior: probabilities are off by at most about 0.06"),
+            (-0.01, 0.0, "0.000 ± 0.000 nats of the posterior: probabilities are off by at most about 0.01"),
+            (3.2, 0.5, "3.20 ± 0.50 nats of the posterior: probabilities may be far off"),
+            (0.58, np.inf, "about 0.58 nats of the posterior or more: the draws do not determine it"),
+        ],
+    )
+    def test_missing_nats_in_one_sentence(self, missing, se, words):
+        report = Report(-4.0, 0.02, evidence=missing - 4, evidence_se=se, missing=missing, missing_se=se)
+        lines = diagnostic_lines(report)
+        assert f"missing      {words}" in lines
+        known = "-3.42 ± 0.14" if np.isfinite(se) else "about -3.4 or more: the draws do not determine it"
+        assert missing != 0.58 or f"log evidence {known}" in lines
+
+    def test_what_is_not_known_has_no_line(self):
+        labels = [line.split("  ")[0] for line in diagnostic_lines(Report(-4.0, 0.02))]
+        assert labels == ["ELBO", "evaluations", "converged"]
 
     def test_extreme_numbers_stay_readable(self):
         rows = (

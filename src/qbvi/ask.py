@@ -87,14 +87,15 @@ class Points:
 class Ask:
     """A fit whose values come from the caller: `ask` gives the points, `tell` takes the values.
 
-    With the same seed the posterior equals that of `qbvi.fit` to the last bit. The order and the
-    portions in which the values arrive do not matter. New points appear once every value of the
-    current step is in.
+    With the same seed the posterior equals that of `qbvi.fit` to the last bit, whatever its shape.
+    The order and the portions in which the values arrive do not matter. New points appear once
+    every value of the current iteration is in. An iteration is a step of a Gaussian, a part of a
+    survey of the prior, or a round that checks and extends the posterior.
 
     Parameters
     ----------
     prior, method, family, init, evaluations, tol, max_evals, seed, callback, checkpoint
-        As for `qbvi.fit`.
+        As for `qbvi.fit`. There is one start, as with ``n_starts="auto"``.
     on_failure, on_mismatch
         As for `qbvi.fit`. With ``on_failure="raise"`` a failed value raises an error and is not
         kept, so another value can be given for the same point.

@@ -96,6 +96,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     method
         The algorithm. ``"auto"`` chooses one:
 
+        - `qbvi.Free` for posteriors of any shape: up to 12 dimensions, with NumPy,
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
@@ -105,7 +106,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 
         Otherwise pass one of these objects, or a name:
 
-        - ``"regression"``, ``"mean-field"`` or ``"ridge"``,
+        - ``"free"``, ``"regression"``, ``"mean-field"`` or ``"ridge"``,
         - ``"paper"``: the paper's algorithm, see `qbvi.paper`,
         - ``"bbvi"``, ``"cgvb"`` or ``"mgvb"``: methods to compare with, see `qbvi.baselines`.
     family
@@ -155,15 +156,22 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         Number of starts.
 
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
-          whole prior for a better start, unless ``init`` or ``evaluations`` are given.
-        - 1: one, without such a search.
+          whole prior for a better start. Otherwise, if the posterior may take any shape, it surveys
+          the prior for other modes once it has found one, and combines what it finds. It does
+          neither if ``init`` or ``evaluations`` are given.
+        - 1: one, without such a search or survey.
         - More: so many complete fits. All but the first start from draws from the prior, and the
           best fit is returned. ``max_evals`` and ``max_time`` are divided equally among the starts.
           If another start converges elsewhere with a bound within 10 nats of the best, the result
           does not count as converged.
     tol
-        Stop when the predicted gain of further iterations is below this many nats. `qbvi.QBVI` and
-        the baselines have other stopping rules. A method passed as an object has its own ``tol``.
+        Nats that may be missing at the end. None means
+
+        - 0.05 nats of the posterior, if it may take any shape: `qbvi.Fit.missing` is below that,
+        - 0.01 nats to the best member of the family, for Gaussians and other families.
+
+        `qbvi.QBVI` and the baselines have other stopping rules. A method passed as an object has
+        its own ``tol``.
     max_evals
         Largest number of evaluations of the function. The default depends on the method.
     max_time
@@ -233,8 +241,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     Returns
     -------
     Fit
-        The posterior, with the means to judge it: an estimate of the lower bound from fresh draws,
-        Pareto k-hat, and the reason why the fit ended.
+        The posterior, with the means to judge it: how many nats of the true posterior it misses,
+        the log evidence and the lower bound with standard errors, whether it converged, and the
+        reason why the fit ended. For a family by name, converged means that the best member of
+        the family was found. Otherwise it is about the posterior itself. All evaluations are
+        there too, for a later fit.
 
     Examples
     --------

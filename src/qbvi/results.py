@@ -177,12 +177,18 @@ class Fit:
 
     @property
     def khat(self) -> float:
-        """Pareto k-hat of the importance ratios: whether to trust this posterior."""
+        """Pareto k-hat of the importance ratios of fresh draws; NaN if there are none.
+
+        There are none with mini-batches, and if the method has checked the posterior itself.
+        """
         return self.report.khat
 
     @property
     def converged(self) -> bool:
-        """Whether the stopping rule was satisfied."""
+        """Whether fewer than ``tol`` nats are missing, of the posterior or to the best of a family.
+
+        See ``tol`` of `qbvi.fit`. `stop_reason` says which of the two.
+        """
         return self.report.converged
 
     @property

@@ -13,6 +13,9 @@ from qbvi.report import Report
 
 __all__ = ["Row", "Summary", "aligned", "cells_of", "diagnostic_lines"]
 
+_FINE = 0.01  # standard error, in nats, below which the missing nats have three decimals
+_LEAST_ERROR, _MOST_ERROR = 0.01, 0.7  # of a probability: what is worth a word, and a number
+
 
 class Row(NamedTuple):
     """One line of a summary."""
@@ -101,15 +104,41 @@ class Summary:
 
 
 def diagnostic_lines(report: Report) -> list[str]:
-    """The diagnostics, in four lines."""
+    """The diagnostics, a line each; those that are not known are left out."""
     share = len(report.failures) / max(report.n_evals, 1)
     failed = f", {len(report.failures):,} failed ({share:.1%})" if report.failures else ""
+    lines = [f"ELBO         {_with_error(report.elbo, report.elbo_se)}"]
+    if not math.isnan(report.missing):
+        lines += [f"log evidence {_evidence(report)}", f"missing      {_missing(report)}"]
+    if not math.isnan(report.khat):
+        lines.append(f"k-hat        {report.khat:.2f} ({report.khat_verdict})")
     return [
-        f"ELBO         {_with_error(report.elbo, report.elbo_se)}",
-        f"k-hat        {report.khat:.2f} ({report.khat_verdict})",
+        *lines,
         f"evaluations  {report.n_evals:,} in {report.n_iterations:,} iterations, {report.seconds:.3g} s{failed}",
         f"converged    {'yes' if report.converged else 'NO'}: {report.stop_reason}",
     ]
+
+
+def _evidence(report: Report) -> str:
+    if not math.isfinite(report.evidence_se):
+        return f"about {report.evidence:.1f} or more: the draws do not determine it"
+    return _with_error(report.evidence, report.evidence_se)
+
+
+def _missing(report: Report) -> str:
+    """The nats that are missing, and the largest error of a probability that they allow.
+
+    By Pinsker's inequality no probability is wrong by more than the root of half the divergence,
+    to which one standard error is added here.
+    """
+    if not math.isfinite(report.missing_se):
+        return f"about {max(report.missing, 0):.2g} nats of the posterior or more: the draws do not determine it"
+    decimals = 3 if report.missing_se < _FINE else 2
+    nats = f"{max(report.missing, 0):.{decimals}f} ± {report.missing_se:.{decimals}f} nats of the posterior"
+    error = math.sqrt((max(report.missing, 0) + report.missing_se) / 2)
+    if error >= _MOST_ERROR:
+        return f"{nats}: probabilities may be far off"
+    return f"{nats}: probabilities are off by at most about {max(error, _LEAST_ERROR):.2f}"
 
 
 def _with_error(value: float, error: float) -> str:

@@ -463,7 +463,7 @@ def test_show_prints_what_fit_printed(here, fitted, capsys, tmp_path, name):
     assert said.startswith(shown)
     for words in (
         "converged",
-        "k-hat",
+        "missing",
         "ELBO",
         "log density per row",
         "97.5 %",

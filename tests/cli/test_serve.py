@@ -135,9 +135,10 @@ def test_evaluations_of_an_earlier_run(tmp_path, client, expected):
 def same_posterior(path, expected):
     """Another language's logarithm may differ in its last bit, and a fit makes that a little more."""
     fit = qbvi.load(path)
-    np.testing.assert_allclose(fit.mean["beta"], expected.mean["beta"], rtol=1e-6)
-    np.testing.assert_allclose(fit.sd["beta"], expected.sd["beta"], rtol=1e-4)
-    np.testing.assert_allclose(fit.mean["sigma"], expected.mean["sigma"], rtol=1e-5)
+    # A posterior of free shape makes it more than a Gaussian does: the kernel is chosen by comparison.
+    np.testing.assert_allclose(fit.mean["beta"], expected.mean["beta"], rtol=1e-3)
+    np.testing.assert_allclose(fit.sd["beta"], expected.sd["beta"], rtol=1e-3)
+    np.testing.assert_allclose(fit.mean["sigma"], expected.mean["sigma"], rtol=1e-3)
     assert fit.converged
 
 

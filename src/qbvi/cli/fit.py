@@ -134,9 +134,9 @@ def _add_fitting(group: Any) -> None:
     group.add_argument(
         "--tol",
         type=positive,
-        default=0.01,
         metavar="NATS",
-        help="stop when the bound can gain less than this (default: %(default)s)",
+        help="stop when fewer nats than this are missing (default: 0.05 of the posterior with --family auto, "
+        "0.01 to the best Gaussian otherwise)",
     )
     group.add_argument("--max-evals", type=whole, metavar="N", help="largest number of likelihood evaluations")
     group.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: %(default)s)")

@@ -317,8 +317,9 @@ def _report(fit: Fit) -> dict[str, Any]:
     summary = {
         row.parameter: {"mean": row.mean, "sd": row.sd, "lower": row.lower, "upper": row.upper} for row in fit.summary()
     }
-    names = ("converged", "stop_reason", "elbo", "elbo_se", "khat", "n_evals", "n_failed", "seed")
-    return {**{name: getattr(fit, name) for name in names}, "notes": list(fit.notes), "summary": summary}
+    ending = ("converged", "stop_reason", "n_evals", "n_failed", "seed")
+    figures = ("elbo", "elbo_se", "evidence", "evidence_se", "missing", "missing_se", "khat")
+    return {**{name: getattr(fit, name) for name in (*ending, *figures)}, "notes": list(fit.notes), "summary": summary}
 
 
 def _plain(value: Any) -> Any:

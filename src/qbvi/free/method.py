@@ -33,7 +33,7 @@ from qbvi.free.density import FreeDensity, Member
 from qbvi.free.pool import Pool, integrated, most_informative
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
-from qbvi.free.search import Search, SearchState
+from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Points, Surface
 from qbvi.model import Model
 from qbvi.protocol import Algorithm, Info, Known, Outcome, Values
@@ -58,6 +58,12 @@ class Check(NamedTuple):
     log_z: float  # log of the surrogate's integral
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats by which the posterior changed in this round
+    hope: float  # nats of mass that may be where there are few points
+
+    @property
+    def missing(self) -> float:
+        """KL from the posterior to the truth, by the draws of this round."""
+        return _divergence(self.r)
 
 
 class Current(NamedTuple):
@@ -69,8 +75,24 @@ class Current(NamedTuple):
     exploring: Floats  # (m, d) chosen where it may miss mass
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
+    hope: float  # nats of mass that may be where there are few points
     gaussian: float  # nats that the Gaussian with the same moments misses of it
     base: Base  # of the next surrogate
+    n_searched: int  # points when the kernel was last searched for
+
+    @property
+    def moments(self) -> tuple[Floats, Floats]:
+        """Mean (d,) and covariance (d, d)."""
+        member = self.density.unpack(self.member)
+        return member.mean, member.cov
+
+
+class Confirmed(NamedTuple):
+    """The posterior of the best round so far, and what its draws showed."""
+
+    current: Current
+    check: Check
+    doubt: float  # nats that it may miss
 
 
 class FreeState(NamedTuple):
@@ -83,6 +105,7 @@ class FreeState(NamedTuple):
     noise: Floats  # (N,) noise variances
     current: Current | None
     checks: tuple[Check, ...]
+    best: Confirmed | None = None
 
 
 @dataclass(frozen=True)
@@ -214,30 +237,44 @@ class Free(Algorithm):
         return state, info._replace(gap=np.float64(math.inf))
 
     def outcome(self, family: Any, state: FreeState) -> Outcome | None:
-        """The posterior of the last round; None in the first part."""
-        if state.current is None or not state.checks:
+        """The posterior that its own draws confirmed best; None before the first round.
+
+        It is a Gaussian if that misses next to nothing, or if the rounds found nothing better.
+        """
+        if state.best is None:
             return None
-        current, r = state.current, self._recent(state)
-        log_z, se = _log_mean_exp(r)
-        missing, finite = self._missing(state), r[np.isfinite(r)]
-        log_z += state.checks[-1].log_z
-        last = state.checks[-1]
-        evidence_se = math.sqrt(se**2 + min(last.change, 1.0) ** 2 + min(last.error, 1.0) ** 2)
+        current, check = state.best.current, state.best.check
+        is_settled = self._gap(state) < self.tol
+        r = self._recent(state) if is_settled else check.r
+        correction, se = _log_mean_exp(r)
+        missing = self._missing(state) if is_settled else check.missing
+        evidence, finite = check.log_z + correction, r[np.isfinite(r)]
+        modes = state.search.modes
+        if modes and not is_settled and evidence - missing < max(mode.bound for mode in modes):
+            return self._found_first(family, max(modes, key=lambda mode: mode.bound))
+        open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.caution.hoped
         density: Any = current.density
         q = current.member
         if current.gaussian < self.rules.rounds.gaussian:
-            density, q, missing = family, state.q, missing + current.gaussian
+            density, missing = family, missing + max(current.gaussian, 0.0)
+            q = np.asarray(family.from_moments(*current.moments))
         return Outcome(
             density=density,
             q=q,
-            elbo=log_z - missing,
+            elbo=evidence - missing,
             elbo_se=float(finite.std() / math.sqrt(max(finite.size, 1))),
-            evidence=log_z,
-            evidence_se=evidence_se,
+            evidence=evidence,
+            evidence_se=math.sqrt(se**2 + sum(nats**2 for nats in open_nats)),
             missing=missing,
-            missing_se=float(se),
+            missing_se=math.sqrt(se**2 + sum(nats**2 for nats in open_nats)),
             n_draws=len(r),
         )
+
+    def _found_first(self, family: Any, mode: Mode) -> Outcome:
+        """The Gaussian that the search found."""
+        q = np.asarray(family.from_moments(mode.mean, mode.cov))
+        unknown = {"evidence": math.nan, "missing": math.nan, "evidence_se": math.inf, "missing_se": math.inf}
+        return Outcome(density=family, q=q, elbo=mode.bound, elbo_se=math.nan, n_draws=0, **unknown)
 
     @property
     def _search(self) -> Search:
@@ -270,43 +307,44 @@ class Free(Algorithm):
         n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
         claimed = current.density.surface(current.member)(theta[:n]).low
         r = np.where(np.isfinite(y[:n]), y[:n] - claimed, -np.inf)
-        check = Check(r, log_z, current.error, current.change)
+        check = Check(r, log_z, current.error, current.change, current.hope)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
-        gap = self._gap(state)
+        gap, doubt = self._gap(state), max(check.missing, self._doubt(check))
+        if state.best is None or doubt <= state.best.doubt or gap < self.tol:
+            state = state._replace(best=Confirmed(current, check, doubt))
         finite = r[np.isfinite(r)]
         bound = float(finite.mean()) + log_z if finite.size else math.nan
         info = Info(np.float64(bound), finite + log_z, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
-        return self._renewed(family, state, current.base), info
+        is_lost = check.missing > self.rules.rounds.lost
+        base = self._search.base(state.search) if is_lost and state.search.modes else current.base
+        return self._renewed(family, state, base), info
 
     def _gap(self, state: FreeState) -> float:
         """Nats that may be missing: the largest of three estimates in the last rounds."""
         last = state.checks[-self.rules.rounds.agreed :]
         if len(last) < self.rules.rounds.agreed:
             return math.inf
-        doubt = max(max(check.error, check.change) for check in last)
-        return max(self._missing(state), doubt)
+        return max(self._missing(state), *(self._doubt(check) for check in last))
+
+    def _doubt(self, check: Check) -> float:
+        """Nats that one round leaves open."""
+        return max(check.error, check.change, check.hope / self.rules.rounds.hope)
 
     def _recent(self, state: FreeState) -> Floats:
         return np.concatenate([check.r for check in state.checks])
 
     def _missing(self, state: FreeState) -> float:
         """KL from the posterior to the truth, by the draws of the last rounds."""
-        r = self._recent(state)
-        finite = r[np.isfinite(r)]
-        if not finite.size:
-            return math.inf
         known = (state.search.path.noise or 0.0) / 2  # noise in r raises the mean of exp(r)
-        log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
-        return max(log_mean - float(finite.mean()) - known, 0.0)
+        return max(_divergence(self._recent(state)) - known, 0.0)
 
     def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
         """Fit the surrogate to all points, and choose the next ones."""
         rules, before = self.rules, state.current
         start = None if before is None else before.density.unpack(before.member)
-        shape = None if start is None else start.shape
-        surface = Surface.searched(self._points(state), base, shape, rules.caution, rules.search)
+        surface, n_searched = self._surface(state, base)
         proposal = _first_proposal(base, rules.integration.centres) if start is None else start.proposal
         pool = integrated(surface, proposal, rules.integration)
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
@@ -323,10 +361,23 @@ class Free(Algorithm):
             exploring=most_informative(surface, pool, n, rules.rounds.pool),
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
+            hope=pool.hope,
             gaussian=_missed_by(np.asarray(family.log_prob(q, pool.u)), pool),
             base=base.updated(pool.u, weights),
+            n_searched=n_searched,
         )
         return state._replace(q=q, current=current)
+
+    def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int]:
+        """The surrogate of all points; its kernel is searched for when these have grown enough."""
+        rules, before, points = self.rules, state.current, self._points(state)
+        n = len(points.y)
+        if before is None:
+            return Surface.searched(points, base, None, rules.caution, rules.search), n
+        shape = before.density.unpack(before.member).shape
+        if n < rules.search.again * before.n_searched:
+            return Surface(points, base, shape, rules.caution), before.n_searched
+        return Surface.searched(points, base, shape, rules.caution, rules.search), n
 
     def _points(self, state: FreeState) -> Points:
         """The points of the surrogate: the best ones, each once."""
@@ -364,6 +415,17 @@ def _missed_by(log_prob: Floats, pool: Pool) -> float:
     with np.errstate(invalid="ignore"):
         terms = np.where(weights > 0, weights * (log_prob - (pool.low - pool.log_z)), 0.0)
     return float(np.sum(terms) / np.sum(weights))
+
+
+def _divergence(r: Floats) -> float:
+    """KL from a density to the truth, by log ratios r (n,) at its draws.
+
+    Infinite if none is finite.
+    """
+    finite = r[np.isfinite(r)]
+    if not finite.size:
+        return math.inf
+    return float(np.logaddexp.reduce(finite)) - math.log(finite.size) - float(finite.mean())
 
 
 def _log_mean_exp(r: Floats) -> tuple[float, float]:

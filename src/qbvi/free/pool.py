@@ -36,6 +36,11 @@ class Pool(NamedTuple):
         return _log_mean(self.low - self.log_proposal)
 
     @property
+    def hope(self) -> float:
+        """Nats by which the possible density has more mass than the claimed one."""
+        return _log_mean(self.high - self.log_proposal) - self.log_z
+
+    @property
     def weights(self) -> Floats:
         """Weights of the draws for the claimed density, with sum one."""
         return _normalised(self.low - self.log_proposal)

@@ -55,6 +55,7 @@ class ShapeSearch:
     finest: float = 0.15  # stride of the log length at which the search ends
     tries: int = 12  # after the starts
     improvement: float = 0.01
+    again: float = 1.2  # factor by which the points must have grown before another search
 
     def start(self, d: int) -> Floats:
         """Prior medians of the four numbers."""
@@ -99,8 +100,12 @@ class Rounds:
     checked: int = 3  # rounds whose draws together estimate what is missing
     agreed: int = 2  # consecutive rounds that must confirm the posterior
     pool: int = 600  # candidates among which the exploring points are chosen
-    most_points: int = 1000  # of one surrogate: it costs their cube
+    most_points: int = 800  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
+    # Nats of mass that may be elsewhere, relative to those that may be missing: they count two
+    # standard errors of the surrogate, and only part of them is there.
+    hope: float = 3.0
+    lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     most_noise: float = 1.0  # standard deviation of the function's noise up to which rounds pay
 
@@ -114,10 +119,10 @@ class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
-    best: int = 2  # lines to the mode from the best of them ...
+    best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussian predicts worst
-    on_line: int = 3  # points on each line
-    bend: float = 1.0  # nats of a second difference above which a line is not concave
+    on_line: int = 5  # points on each line
+    valley: float = 1.0  # nats by which the log joint must fall along a line
     # A new start may take as many evaluations as the first one, times this.
     patience: float = 1.0
     most_modes: int = 4

@@ -134,7 +134,7 @@ class Search:
             expected = top - 0.5 * np.sum(apart * np.linalg.solve(mode.cov, apart.T).T, axis=1)
             survey = state.survey.drawn(theta, y, y - expected, rule)
         else:
-            survey = state.survey.walked(y, top, rule)
+            survey = state.survey.walked(theta, y, top, rule)
         state = state._replace(survey=survey, starts=survey.starts)
         return self._next(family, state) if survey.is_over else state
 

@@ -1,9 +1,9 @@
 """A survey of the prior, for other modes than the one that was found.
 
 A few points are spread over the prior. Straight lines lead from some of them to the mode: from the
-best ones, and from those that the Gaussian around the mode predicts worst. A log-concave function
-is concave along every line. Where it is not, the point may belong to another hill, and the search
-for a Gaussian starts again there.
+best ones, and from those that the Gaussian around the mode predicts worst. If the log joint falls
+on the way to the mode before it rises, there is another hill, and the search for a Gaussian starts
+again there. A log-concave function never does so.
 """
 
 from __future__ import annotations
@@ -54,13 +54,32 @@ class Survey(NamedTuple):
         chosen = [*best, *[i for i in others if i not in best][: rule.surprising]]
         return self._replace(lines=theta[chosen], ends=y[chosen], is_over=not chosen)
 
-    def walked(self, y: Floats, top: float, rule: SurveyRule) -> Survey:
+    def walked(self, theta: Floats, y: Floats, top: float, rule: SurveyRule) -> Survey:
         """Judge the values along the lines; ``top`` is the log joint at the mode."""
-        k = len(self.lines)
+        k, d = self.lines.shape
         along = np.column_stack([self.ends, y.reshape(k, -1), np.full(k, top)])
-        with np.errstate(invalid="ignore"):
-            bend = along[:, :-2] - 2 * along[:, 1:-1] + along[:, 2:]
-        upward = np.max(np.where(np.isnan(bend), np.inf, bend), axis=1)
-        order = np.argsort(-self.ends, kind="stable")
-        starts = self.lines[[i for i in order if upward[i] > rule.bend]]
-        return self._replace(starts=starts, is_over=True)
+        places = np.concatenate([self.lines[:, None], theta.reshape(k, -1, d)], axis=1)
+        hills = [
+            (values[j], where[j])
+            for values, where in zip(along, places, strict=True)
+            if (j := _hill(values, rule)) >= 0
+        ]
+        hills.sort(key=lambda hill: -hill[0])
+        return self._replace(starts=np.array([where for _, where in hills]).reshape(-1, d), is_over=True)
+
+
+def _hill(y: Floats, rule: SurveyRule) -> int:
+    """The best point on another hill along a line to the mode (n,); -1 if there is none.
+
+    There is another hill if the log joint falls on the way, or if it bends downward and later
+    upward: it then lies on the far slope of a hill that the line passes by.
+    """
+    y = np.where(np.isfinite(y), y, np.min(y[np.isfinite(y)]) - 2 * rule.valley)
+    falls = np.flatnonzero(np.maximum.accumulate(y) - y > rule.valley)
+    if len(falls):
+        return int(np.argmax(y[: falls[0]]))
+    bend = y[:-2] - 2 * y[1:-1] + y[2:]
+    down = np.flatnonzero(bend < -rule.valley)
+    up = np.flatnonzero(bend > rule.valley)
+    is_passed = len(down) and len(up) and up[-1] > down[0]
+    return int(up[-1]) if is_passed else -1

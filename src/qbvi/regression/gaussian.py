@@ -17,7 +17,7 @@ from qbvi.regression.base import Answer, Move, RegressionMethod, finite_or_zero
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by_bisection, repeated_share
-from qbvi.regression.look import PriorLook, PriorScale, reach_of
+from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
@@ -118,7 +118,8 @@ class Regression(RegressionMethod):
         if state.look is None or self.prior is None or state.look.is_over:
             state, info = super().tell(family, eta, state, theta, values)
             return self._climbing(family, self._looking(state, float(info.gap)), info.h), info
-        state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look))
+        path = Path(np.asarray(family.mean(state.q)), float(np.max(state.store.y)))
+        state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
         return self._restarted(family, state, self.prior), _searching(state)
 
     def _climbing(self, family: GaussianFamily, state: RegressionState, h: Array) -> RegressionState:

@@ -23,7 +23,7 @@ from qbvi.random import Sobol
 from qbvi.regression.rules import LadderRule, LookRule
 from qbvi.supports import Real
 
-__all__ = ["PriorLook", "PriorScale", "reach_of"]
+__all__ = ["Path", "PriorLook", "PriorScale", "reach_of"]
 
 Floats = NDArray[np.float64]
 
@@ -73,6 +73,13 @@ def reach_of(model: Model, rule: LadderRule) -> tuple[float, ...]:
     return tuple(far)
 
 
+class Path(NamedTuple):
+    """Where the path is."""
+
+    mean: Floats  # (d,) of q
+    top: float  # best log joint so far
+
+
 class PriorLook(NamedTuple):
     """The points of a look so far, and their log joints."""
 
@@ -95,11 +102,11 @@ class PriorLook(NamedTuple):
         best = self.theta[self._best(rule)]
         return np.asarray(best.mean(axis=0) + best.std(axis=0) * rng.standard_normal((n, d)))
 
-    def tell(self, theta: Floats, y: Floats, rule: LookRule) -> PriorLook:
+    def tell(self, theta: Floats, y: Floats, rule: LookRule, path: Path) -> PriorLook:
         """Add the values of a round.
 
-        The look is over when the best points are about equally good, when too few values are
-        finite, or after the last round.
+        The look is over when the best points are about equally good, when they close in on the
+        place where the path is, when too few values are finite, or after the last round.
         """
         d = theta.shape[1]
         look = self._replace(
@@ -110,7 +117,14 @@ class PriorLook(NamedTuple):
         best = look.y[look._best(rule)]
         is_blind = not np.all(np.isfinite(best))
         is_level = not is_blind and float(np.ptp(best)) < rule.level * d
-        return look._replace(is_over=is_blind or is_level or look.n_rounds >= rule.most_rounds)
+        is_over = is_blind or is_level or look.n_rounds >= rule.most_rounds or look._is_known(rule, path)
+        return look._replace(is_over=is_over)
+
+    def _is_known(self, rule: LookRule, path: Path) -> bool:
+        """Whether the best points surround the place where the path is, and none is better."""
+        best = self.theta[self._best(rule)]
+        is_around = bool(np.all(np.abs(best.mean(axis=0) - path.mean) < best.std(axis=0)))
+        return self.n_rounds >= rule.fewest_rounds and is_around and self.top[1] < path.top
 
     def is_due_again(self, n_evals: int, rule: LookRule) -> bool:
         """Whether the evaluations have grown enough since the last look for another one."""

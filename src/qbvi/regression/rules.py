@@ -410,6 +410,7 @@ class LookRule:
     spare: int = 2  # ... and beyond one for each dimension
     level: float = 3.0  # nats, for each dimension, within which the best points are equally good
     most_rounds: int = 10
+    fewest_rounds: int = 2  # before a look may end because it closes in on the path
     # The fit starts again at the best point of the look if it is so many nats better than the path.
     better: float = 3.0
     noise_errors: float = 4.0  # standard deviations of the function's noise, added to that
