@@ -66,7 +66,7 @@ def open_runner(
         from qbvi.evaluate.dask import OnDask
 
         yield OnDask(calls, executor, deadline)
-    elif isinstance(executor, type):
+    elif isinstance(executor, type) and executor is not map:
         msg = f"`executor` must be an executor, not its class, got {shown(executor)}"
         raise TypeError(msg)
     else:
