@@ -22,7 +22,7 @@ test: .venv/ready  ## lint, types, import layers and the test suite; its last li
 test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, which are installed (CPU) for them alone
 	$(ONE_CORE) .venv-backends/bin/python $(PYTEST) -m 'backends and not soak'
 
-soak: .venv/ready  ## the long statistical sweeps, all seeds and cases; takes minutes
+soak: .venv/ready  ## the long statistical sweeps and the attacks, all seeds and cases; takes minutes
 	$(ONE_CORE) $(BIN)/python $(PYTEST) -m soak
 
 lint: .venv/ready

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from attacks import show_table
 from libraries import BACKENDS
 from oracles import data_folder
 
@@ -77,6 +78,11 @@ def pytest_runtest_makereport(item, call):
     if _names_a_package(reason) and item.get_closest_marker("backends") is None:
         report.outcome, report.longrepr = "failed", f"needs @pytest.mark.backends, for it was skipped: {reason}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Show what the attacks of this run tried, and what qbvi survived."""
+    show_table(terminalreporter)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # so that the line is the last one

@@ -1,5 +1,6 @@
 """Ask and tell: the same fit to the last bit, in whatever order and portions the values come."""
 
+import contextlib
 import json
 import os
 
@@ -240,3 +241,64 @@ def test_a_step_out_of_the_domain_ends_it():
     with pytest.raises(qbvi.DomainError):
         finish(opt, lambda theta: float(np.sum(theta**2)))
     assert opt.done
+
+
+# --- a fit that an error ends is done
+
+
+def q(points):
+    return -0.5 * np.sum((points.values - 1) ** 2, axis=1)
+
+
+@pytest.mark.parametrize(("size", "noise_sd"), [(1.0, 1e300), (1e300, 0.0)], ids=["noise 1e300", "values 1e300"])
+@pytest.mark.parametrize("method", ["auto", "regression"])
+def test_a_step_that_cannot_be_computed_ends_the_fit_with_what_there_was(size, noise_sd, method):
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=2), method=method, seed=1, max_evals=200)
+    points = opt.ask()
+    opt.tell(points, q(points))
+    with contextlib.suppress(qbvi.EvaluationError):
+        while not opt.done:
+            points = opt.ask()
+            assert len(points)
+            assert np.isfinite(points.values).all()
+            opt.tell(points, size * q(points), noise_sd)
+    assert opt.done
+    assert len(opt.ask()) == 0
+    assert not opt.fit().converged
+
+
+def test_after_an_error_of_the_callback_the_fit_is_done_and_there():
+    def callback(now):
+        raise ZeroDivisionError
+
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=2), seed=1, callback=callback)
+    points = opt.ask()
+    with pytest.raises(ZeroDivisionError):
+        opt.tell(points, q(points))
+    assert opt.done
+    assert opt.fit().stop_kind.value == "error"
+
+
+def test_after_an_error_in_the_first_step_there_is_no_posterior_and_a_reason():
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=2), seed=1, on_failure=lambda failure: "low")
+    points = opt.ask()
+    with pytest.raises(TypeError, match="must return real numbers"):
+        opt.tell(points, [np.nan] * len(points))
+    assert opt.done
+    with pytest.raises(RuntimeError, match="the first step ended with an error"):
+        opt.fit()
+
+
+def test_a_checkpoint_of_a_fit_that_has_spent_its_budget_opens_as_done(tmp_path):
+    def ended(opt):
+        while not opt.done:
+            points = opt.ask()
+            opt.tell(points, q(points))
+        opt.close()
+        return opt.fit()
+
+    options = {"seed": 1, "max_evals": 30, "method": qbvi.QBVI(n_samples=30, n_fresh=2), "checkpoint": tmp_path / "run"}
+    first = ended(qbvi.Ask(qbvi.Normal(0, 2, shape=2), **options))
+    again = qbvi.Ask(qbvi.Normal(0, 2, shape=2), **options)
+    assert (again.done, len(again.ask())) == (True, 0)
+    np.testing.assert_array_equal(ended(again).q, first.q)

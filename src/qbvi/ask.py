@@ -30,7 +30,8 @@ from qbvi.checkpoint import (
 )
 from qbvi.conversation import Conversation, Iterate, Request
 from qbvi.earlier import Earlier
-from qbvi.evaluate import BlackBox, Evaluated, EvaluationError, OnFailure, Outcome
+from qbvi.ending import Stop, StopKind
+from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
 from qbvi.methods import Task, choose_budget, choose_method
@@ -39,7 +40,7 @@ from qbvi.points import row, rows
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
-from qbvi.run import DomainError, Run
+from qbvi.run import Run
 from qbvi.starts import check_init
 from qbvi.stopping import Budget
 
@@ -173,7 +174,7 @@ class Ask:
 
     @property
     def done(self) -> bool:
-        """Whether the fit is finished and needs no more values."""
+        """Whether the fit has ended and needs no more values, also if an error ended it."""
         return self._request is None
 
     def ask(self) -> Points:
@@ -229,6 +230,9 @@ class Ask:
         Before the fit is done it is the current one, marked as not converged.
         """
         so_far = self._fit or self._run.so_far()
+        if so_far is None and self._error is not None:
+            msg = f"there is no posterior, as the first step ended with an error: {self._error}"
+            raise RuntimeError(msg)
         if so_far is None:
             msg = f"there is no posterior before the first step: give the values of its {self._last.size} points to `tell`"
             raise RuntimeError(msg)
@@ -284,6 +288,7 @@ class Ask:
 
     def _begin(self, init: Any, answers: Answers) -> None:
         self._fit: Fit | None = None
+        self._error: BaseException | None = None  # that ended the fit
         self._saved_answers, keep = answers, self._run.on_turn
 
         def remember(is_last: bool) -> None:
@@ -293,17 +298,15 @@ class Ask:
 
         self._run.on_turn = remember
         self._conversation: Conversation = self._run.requests(init, Progress(shown=False))
-        # A saved fit that was finished makes no request.
-        none = self._run.model.constrain(np.empty((0, self._run.model.dim)))
+        # Until there is a request: a checkpoint may hold a fit that is finished.
         self._request: Request | None = None
-        self._received: dict[int, Outcome] = {}
-        self._first_id = self._run.black_box.n_evals
-        self._last = Request(self._run.number, none)
-        self._continue(None)
+        self._last = Request(0, rows(self._run.model.constrain(self._run.model.initial()[0][None]), []))
+        self._first_id, self._received = self._run.black_box.n_evals, dict[int, Outcome]()
+        self._move(lambda: next(self._conversation))
         self._advance()
 
     def _wait_for(self, request: Request) -> None:
-        self._request, self._last = request, request
+        self._request = self._last = request
         self._first_id = self._run.black_box.n_evals
         self._tries: Counter[int] = Counter()
         self._received = (
@@ -319,16 +322,22 @@ class Ask:
     def _advance(self) -> None:
         """Take every step whose values are complete."""
         while self._request is not None and len(self._received) == self._request.size:
-            self._continue(self._run.black_box(self._request.points, known=self._received))
+            self._move(self._answered)
 
-    def _continue(self, evaluations: Evaluated | None) -> None:
-        """Let the run go on to its next request, or to its end; None for the first request."""
+    def _answered(self) -> Request:
+        """Answer the current request with the values received, and return the next."""
+        return self._conversation.send(self._run.black_box(self._last.points, known=self._received))
+
+    def _move(self, step: Callable[[], Request]) -> None:
+        """Go on to the next request, or to the end of the fit."""
         try:
-            self._wait_for(next(self._conversation) if evaluations is None else self._conversation.send(evaluations))
+            self._wait_for(step())
         except StopIteration as end:
             self._request, self._fit = None, end.value
-        except (EvaluationError, DomainError) as error:
-            self._request, self._fit = None, error.fit
+        except BaseException as error:
+            # The loop cannot go on after an error: the fit has ended with what there was before.
+            self._request, self._error = None, error
+            self._fit = self._run.so_far(Stop.of(StopKind.ERROR, error=error))
             raise
 
     def _row(self, number: Any) -> int | None:

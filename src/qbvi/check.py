@@ -147,7 +147,7 @@ def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]
     calls = calls_of(source.function, source.vectorized, source.on_failure)
     with open_runner(calls, source.executor, source.timeout) as runner:
         box = BlackBox(source.function, source.vectorized, source.on_failure, runner=runner)
-        box.on_returned = lambda values, noise_sd: record.add(u, values, noise_sd, "posterior")
+        box.on_returned = lambda made, values, noise_sd: record.add(u[made], values, noise_sd, "posterior")
         box(fit.model.constrain(u), *batch)
     return box, record.table(fit.model)
 

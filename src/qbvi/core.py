@@ -102,9 +102,10 @@ class Core:
 
     def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """Add the prior to the function's values (n,)."""
-        likelihood, *rest = evaluations
+        likelihood = evaluations.values
         log_joint = likelihood + self.model.log_prior(theta)
-        return Values(likelihood + self._prior.remaining(theta), log_joint, *rest)
+        f = likelihood + self._prior.remaining(theta)
+        return Values(f, log_joint, evaluations.ok, evaluations.noise_sd, evaluations.zero)
 
     def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
         """The next state, and the iteration."""
@@ -226,7 +227,7 @@ class Engine:
 
     def values(self, theta: Array, evaluations: Evaluated) -> Values:
         """The function's values, with the prior."""
-        values: Values = self.call(self.core, "values", theta, evaluations)
+        values: Values = self.call(self.core, "values", theta, evaluations._replace(rows=None))
         return values
 
     def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:

@@ -29,6 +29,7 @@ from qbvi.evaluate import (
     ShardedLikelihood,
 )
 from qbvi.evaluate.black_box import Runner, calls_of
+from qbvi.evaluate.deadlines import deadline_in
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
@@ -176,7 +177,16 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     max_evals
         Largest number of evaluations of the function. The default depends on the method.
     max_time
-        Seconds after which to stop. An iteration that is under way is finished first.
+        Seconds that the fit may take, fresh draws at the end included. No call begins after that.
+
+        - Calls in this process that are under way are finished, so a fit may exceed ``max_time`` by
+          the time of one call.
+        - Calls in processes of qbvi's own are ended.
+        - Calls elsewhere cannot be ended. If they do not end soon by themselves, they are abandoned
+          with a `qbvi.EvaluationError`, which holds the fit so far.
+
+        An iteration that is not complete is left out. If it is the first one, there is no fit, and
+        an error says so.
     on_failure
         What to do with points at which the function fails:
 
@@ -261,7 +271,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         model,
         Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
     )
-    budget = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts)
+    budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
     earlier = _earlier(evaluations, model, batches)
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
@@ -279,7 +289,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         one = Run(
             model=model,
             family=posterior,
-            black_box=place.black_box(on_failure, runner),
+            black_box=place.black_box(on_failure, runner, deadline),
             batches=place.batches,
             algorithm=algorithm,
             budget=budget,
@@ -297,7 +307,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         with terminated_as_interrupted(), Checkpoint(_part(checkpoint, number), one, prints | own, on_mismatch) as kept:
             return drive(one.requests(kept.begin(start), progress_line), kept.answer)
 
-    with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout) as runner:
+    with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout, deadline) as runner:
         found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
     return replace(found, _source=place.source(library, on_failure, executor, timeout))
 
@@ -351,11 +361,11 @@ class _Place(NamedTuple):
     loop: Backend
     words: str
 
-    def black_box(self, on_failure: OnFailure, runner: Runner | None) -> BlackBox:
+    def black_box(self, on_failure: OnFailure, runner: Runner | None, deadline: float | None) -> BlackBox:
         """The function as the loop sees it."""
         if self.loop.is_host:
-            return BlackBox(self.function, self.vectorized, on_failure, runner=runner)
-        return DeviceBox(self.function, self.vectorized, on_failure, backend=self.loop)
+            return BlackBox(self.function, self.vectorized, on_failure, runner=runner, deadline=deadline)
+        return DeviceBox(self.function, self.vectorized, on_failure, deadline=deadline, backend=self.loop)
 
     def source(self, backend: Backend, on_failure: OnFailure, executor: Any, timeout: float | None) -> Source:
         """The function as a loop on the host calls it, for later checks."""

@@ -16,7 +16,7 @@ from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
-from qbvi.stopping import Budget
+from qbvi.stopping import RESERVE, Budget
 from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
@@ -34,7 +34,6 @@ _MOST_EVALS_DIAGONAL = 30
 _MOST_DIAGONAL = 20
 _GAP = 0.01  # default tolerance, in nats, of a fit in a given family ...
 _MISSING = 0.05  # ... and of the posterior itself
-_RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
 
 
 class Task(NamedTuple):
@@ -153,5 +152,5 @@ def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time:
     if max_time is not None:
         positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
-    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // _RESERVE)
+    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // RESERVE)
     return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from qbvi.diagnostics import log_evidence, pareto_khat
 from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
+from qbvi.evaluate.deadlines import is_over
 from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
@@ -31,7 +33,7 @@ from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
 from qbvi.verdict import Look, Verdict, is_ok
 
-__all__ = ["DomainError", "Run"]
+__all__ = ["DomainError", "OutOfTimeError", "Run"]
 
 Floats = NDArray[np.float64]
 
@@ -46,6 +48,10 @@ _NARROW = 1 / 6
 _INSIDE = 0.5  # largest initial standard deviation, as a share of the distance to the edge
 
 
+class OutOfTimeError(EvaluationError):
+    """The time was over before the first step was complete."""
+
+
 class DomainError(RuntimeError):
     """A plain step left the set of positive definite covariances.
 
@@ -53,6 +59,18 @@ class DomainError(RuntimeError):
     """
 
     fit: Fit | None = None
+
+
+class _Counts(NamedTuple):
+    """Evaluations and failures so far, and points in the record."""
+
+    evals: int = 0
+    failures: int = 0
+    recorded: int = 0
+
+    def less(self, other: _Counts) -> _Counts:
+        """The differences."""
+        return _Counts(self.evals - other.evals, self.failures - other.failures, self.recorded - other.recorded)
 
 
 @dataclass
@@ -115,11 +133,14 @@ class Run:
         # Points that stay on a device, and values of different data, are not recorded.
         self._evaluations = Record(self.model.dim) if self.backend.is_host and not self._is_partial else None
         self._remarks: list[str] = [self.note] if self.note else []
+        self._is_cut = False  # whether the time was over in a step, or before fresh draws
+        self._again = _Counts()  # what a resumed run will count again
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
         """Run the loop until a stopping rule, the budget, the user or an error ends it."""
         stop = None
+        self._set_deadline()
         try:
             reached, stop = yield from self._loop(init, progress)
             progress.close(self._history, stop.reason)
@@ -147,6 +168,7 @@ class Run:
         """What `restore` needs; take it in ``on_turn``, between two steps."""
         history = {name: np.asarray(values) for name, values in self._history.recorded().items()}
         generators = tuple(dict(rng.bit_generator.state) for rng in self._engine.generators)
+        counts = self._counts().less(self._again)
         return Snapshot(
             number=self.number,
             state=self.backend.fetch(self._state),
@@ -155,10 +177,10 @@ class Run:
             kept=self.backend.fetch(self._kept),
             dark=self._dark,
             looks=self._looks,
-            n_evals=self.black_box.n_evals,
-            failures=tuple(self.black_box.failures),
+            n_evals=counts.evals,
+            failures=tuple(self.black_box.failures[: counts.failures]),
             seconds=self._seconds(),
-            recorded=None if self._evaluations is None else self._evaluations.recorded(),
+            recorded=None if self._evaluations is None else self._evaluations.recorded(self._again.recorded),
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -182,9 +204,9 @@ class Run:
         """Add a sentence to the notes of the fit."""
         self._remarks.append(note)
 
-    def so_far(self) -> Fit | None:
-        """The unfinished fit at this point; None before the first step."""
-        return None if self._kept is None else self._freeze(self._kept, Stop.of(StopKind.UNFINISHED))
+    def so_far(self, stop: Stop | None = None) -> Fit | None:
+        """The fit at this point, unfinished unless ``stop`` says more; None before a first step."""
+        return None if self._kept is None else self._freeze(self._kept, stop or Stop.of(StopKind.UNFINISHED))
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
@@ -209,15 +231,31 @@ class Run:
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
-        before = self._engine.draws.bit_generator.state
+        before = self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, self._counts()
         theta = self._engine.ask(self._state, len(self._history))
         stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
         if stop:
             # Undo the draws: a run resumed with a larger budget continues as if it had not ended.
-            self._engine.draws.bit_generator.state = before
+            self._engine.draws.bit_generator.state = before[0]
             return stop
         stage = "search" if self.algorithm.is_exploring(self._state) else "step"
-        return self._take(theta, (yield from self._values(theta, self._engine.rows, stage)), progress)
+        evaluated, values = yield from self._values(theta, self._engine.rows, stage)
+        if len(evaluated) < len(theta):  # likewise
+            self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, counts = before
+            self._again = self._since(counts)
+            return self._cut_short(len(evaluated), len(theta))
+        return self._take(theta, values, progress)
+
+    def _cut_short(self, n: int, size: int) -> Stop:
+        """The stop of a fit whose time was over in the middle of a step; an error in the first."""
+        self._is_cut = True
+        if len(self._history):
+            return Stop.of(StopKind.SECONDS, seconds=self.budget.max_time)
+        msg = (
+            f"`max_time` must allow for the first step, got {self.budget.max_time:g} s for this start, in which {n} of its "
+            f"{size} points were evaluated; give more time, or faster calls (`executor`, `vectorized`)"
+        )
+        raise OutOfTimeError(msg)
 
     def _take_in(self, earlier: Earlier) -> Generator[Request, Evaluated, None]:
         """Compare earlier evaluations with the function, and pass them to the method."""
@@ -226,11 +264,11 @@ class Run:
         self._engine.draws.bit_generator.state = before
         self._unaffordable(n)
         theta = self.backend.asarray(earlier.theta[earlier.probes])
-        first = yield from self._values(theta, self._engine.rows, "check")
+        first = yield from self._probed(theta)
         seen = Probed(_log_joint(first), to_numpy(first.noise_sd), self.backend.dtype)
         agreement = earlier.compare(seen)
         if agreement is None:
-            again = yield from self._values(theta, self._engine.rows, "check")
+            again = yield from self._probed(theta)
             agreement = earlier.compare(seen, _log_joint(again))
         assert agreement is not None
         if self._evaluations is not None:
@@ -238,9 +276,17 @@ class Run:
         with one_blas_thread(), np.errstate(all="ignore"):
             self._state = self.algorithm.knowing(self.family, self._state, earlier.known(agreement))
 
+    def _probed(self, theta: Array) -> Generator[Request, Evaluated, Values]:
+        """Values at points of earlier evaluations; an error if there is no time for all of them."""
+        evaluated, values = yield from self._values(theta, self._engine.rows, "check")
+        if len(evaluated) < len(theta):
+            self._cut_short(len(evaluated), len(theta))
+        return values
+
     def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
         """Make one step; return a stop if it was the last."""
-        with one_blas_thread(), np.errstate(all="ignore"):  # `tell` rejects a step that overflows
+        # `tell` rejects a step that overflows, unless the values are beyond all bounds.
+        with one_blas_thread(), np.errstate(all="ignore"), _explained("the values of a step"):
             self._state, iteration = self._engine.tell(self._state, theta, values)
         self._record(iteration, self._seconds(), progress)
         return self._ending(iteration)
@@ -315,7 +361,11 @@ class Run:
         # Methods need pairs of draws.
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
         self._looks += 1
-        return self.verdict.doubts(self._look, self._history.gap[-1])
+        self._is_cut = self._look is None
+        if self._look is None or self._look.draws is None:  # the time was over before all were evaluated
+            return False
+        with np.errstate(all="ignore"), _explained("the values at fresh draws"):
+            return self.verdict.doubts(self._look, self._history.gap[-1])
 
     def _compiled(self) -> CompiledSteps | None:
         """Compiled steps, if the backend, the method and ``on_failure`` allow them."""
@@ -347,18 +397,46 @@ class Run:
             return Kept(reached, np.full(2, np.nan) if self._kept is None else self._kept.h)
         return self._kept
 
-    def _values(self, theta: Array, rows: np.random.Generator, stage: str) -> Generator[Request, Evaluated, Values]:
-        """Request values at all points where none was given."""
+    def _values(
+        self, theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, tuple[Array, Values]]:
+        """Request values at all points where none was given.
+
+        Returns the points that were evaluated before the time was over, and their values.
+        """
+        if self.backend.is_host and not np.isfinite(theta).all():
+            msg = f"the next points are not finite: the fit left the numbers that a computer has; {_EXTREME}"
+            raise EvaluationError(msg)
         given = self._given_at(theta)
-        if not given:
-            return self._engine.values(theta, (yield from self._evaluated(theta, rows, stage)))
-        is_new = np.array([i not in given for i in range(len(theta))])
-        evaluated = [np.array([given.get(i, math.nan) for i in range(len(theta))]), ~is_new, np.zeros(len(theta))]
-        if is_new.any():
-            new = yield from self._evaluated(theta[is_new], rows, stage)
-            for column, values in zip(evaluated, new, strict=True):
-                column[is_new] = values
-        return self._engine.values(theta, Evaluated(*evaluated))
+        if given:
+            evaluated = yield from self._added_to(given, theta, rows, stage)
+        else:
+            evaluated = yield from self._evaluated(theta, rows, stage)
+        theta = theta if evaluated.rows is None else theta[evaluated.rows]
+        if not len(theta):  # a prior of the user's may not take no points
+            return theta, Values(evaluated.values, *evaluated[:4])
+        return theta, self._engine.values(theta, evaluated)
+
+    def _added_to(
+        self, given: dict[int, float], theta: Array, rows: np.random.Generator, stage: str
+    ) -> Generator[Request, Evaluated, Evaluated]:
+        """Request values at the points where none was given, and add them to those that were."""
+        values = np.array([given.get(i, math.nan) for i in range(len(theta))])
+        ok, noise_sd, zero = np.isfinite(values), np.zeros(len(theta)), np.zeros(len(theta), dtype=bool)
+        made = new = np.flatnonzero(~ok)
+        if len(new):
+            evaluated = yield from self._evaluated(theta[new], rows, stage)
+            made = new if evaluated.rows is None else new[evaluated.rows]
+            values[made], ok[made], noise_sd[made] = evaluated[:3]
+            zero[made] = False if evaluated.zero is None else evaluated.zero
+        kept = np.sort([*given, *made])
+        return Evaluated(
+            values[kept],
+            ok[kept],
+            noise_sd[kept],
+            zero[kept] if zero.any() else None,
+            None if len(made) == len(new) else kept,
+        )
 
     def _evaluated(
         self, theta: Array, rows: np.random.Generator, stage: str
@@ -368,10 +446,11 @@ class Run:
         record = self._evaluations
         self.black_box.is_lenient = stage == "search"
         if record is not None:
-            self.black_box.on_returned = lambda values, noise_sd: record.add(theta, values, noise_sd, stage)
+            self.black_box.on_returned = lambda made, values, noise_sd: record.add(theta[made], values, noise_sd, stage)
         evaluated = yield request
-        self.number += 1
-        self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
+        if evaluated.rows is None:  # otherwise the same request comes again if the run is resumed
+            self.number += 1
+            self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
         return evaluated
 
     @property
@@ -441,14 +520,15 @@ class Run:
         self._remark_left_out(kept.q)
         look = self._look
         if look is None or look.q is not kept.q:
-            n = int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
-            if n < 2:  # the budget is spent: use the draws of the steps
-                share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
-                self._remark_failures(share, "all draws")
-                return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
-            look = yield from self._look_at(kept.q, n)
+            n = 0 if self._is_cut else int(min(self.algorithm.fresh_draws(self.black_box.n_evals), self._left()))
+            look = (yield from self._look_at(kept.q, n)) if n >= 2 else None
+        if look is None:  # the budget is spent: use the draws of the steps
+            share = len(self.black_box.failures) / max(self.black_box.n_evals, 1)
+            self._remark_failures(share, "all draws")
+            return self._freeze(kept, self.verdict.on_failures(stop, share, "all draws"))
         self._remark_failures(look.failed, "fresh draws from the result")
-        return self._freeze(Kept(kept.q, look.h), stop, look)
+        with _explained("the values at fresh draws"):
+            return self._freeze(Kept(kept.q, look.h), stop, look)
 
     def _remark_left_out(self, q: Array) -> None:
         with one_blas_thread(), np.errstate(all="ignore"):
@@ -459,22 +539,51 @@ class Run:
         if share:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
-    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look]:
+    def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look | None]:
         """Evaluate fresh draws from ``q``, in parts that fit into memory.
 
-        With mini-batches, each part has its own batch and is a group of its own.
+        With mini-batches, each part has its own batch and is a group of its own. If the time is
+        over before all are evaluated, the look has those that are; None if they are too few.
         """
         fewest = min(_BATCHES, n // 2) if self._is_partial else 1
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
-        failed, size, h = len(self.black_box.failures), n // parts, []
+        size, made, h = n // parts, 0, []
+        before = self._counts(), self.number, self._engine.fresh.bit_generator.state
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
-            values = yield from self._values(theta, self._engine.fresh, "fresh")
-            h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
-        share = (len(self.black_box.failures) - failed) / (parts * size)
+            theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
+            made += len(theta)
+            if len(theta) == size or (len(theta) and not self._is_partial):
+                h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
+            if len(theta) < size:
+                self._cut_look(made, parts * size, before)
+                break
+        if not h or made < 2:
+            return None
+        share = self._since(before[0]).failures / made
         fewest = min(map(len, h))
         groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
-        return Look(self.family, q, groups, share, (theta, values) if parts == 1 else None)
+        return Look(self.family, q, groups, share, (theta, values) if made == n == size else None)
+
+    def _cut_look(self, made: int, wanted: int, before: tuple[_Counts, int, Any]) -> None:
+        """Go back to before fresh draws for which there was no time, for a resumed run."""
+        self.remark(f"`max_time` ended the fresh draws from the result: {made} of {wanted} were evaluated")
+        counts, self.number, self._engine.fresh.bit_generator.state = before
+        self._again = self._since(counts)
+        self._turned(is_last=True)
+
+    def _counts(self) -> _Counts:
+        recorded = 0 if self._evaluations is None else self._evaluations.n_own
+        return _Counts(self.black_box.n_evals, len(self.black_box.failures), recorded)
+
+    def _since(self, counts: _Counts) -> _Counts:
+        return self._counts().less(counts)
+
+    def _set_deadline(self) -> None:
+        """Limit the calls to the time of the budget, of which a resumed run has spent a part."""
+        if self.budget.max_time is not None:
+            own = time.monotonic() + self.budget.max_time - self._seconds()
+            self.black_box.deadline = min(own, self.black_box.deadline or own)
 
     def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
         """Take a convergence back if q is too wide for a periodic parameter."""
@@ -487,6 +596,8 @@ class Run:
 
     def _left(self) -> float:
         """Evaluations that the budget still allows."""
+        if not self.backend.is_host and is_over(self.black_box.deadline):  # on the host, the box sees to it
+            return 0
         return math.inf if self.budget.max_evals is None else self.budget.max_evals - self.black_box.n_evals
 
     @property
@@ -513,6 +624,7 @@ class Run:
             )
         return tuple(notes)
 
+    @np.errstate(all="ignore")  # values may be too large to square: their standard error is infinite
     def _freeze(self, kept: Kept, stop: Stop, look: Look | None = None) -> Fit:
         outcome = self._outcome()
         if outcome is not None:
@@ -602,6 +714,22 @@ def _where_ok(h: Floats, values: Values) -> Floats:
     """Residuals at the draws at which the function did not fail; all if there are hardly any."""
     ok = is_ok(values)
     return h[ok] if np.sum(ok) > 1 else h
+
+
+_EXTREME = (
+    "its values or their noise are too large or too small, or infinite; return a log-likelihood of moderate size, "
+    "or None, NaN or -inf where there is none"
+)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn the errors of arithmetic into ours."""
+    try:
+        yield
+    except (ArithmeticError, np.linalg.LinAlgError, ValueError) as error:
+        msg = f"nothing can be computed from {what} ({type(error).__name__}: {error}); {_EXTREME}"
+        raise EvaluationError(msg) from error
 
 
 def _listed(drawn: tuple[Any, float]) -> tuple[tuple[Any, ...], float]:

@@ -19,6 +19,7 @@ from qbvi.model import Model
 from qbvi.paths import Start
 from qbvi.points import mapped
 from qbvi.results import Fit
+from qbvi.run import OutOfTimeError
 
 __all__ = ["check_init", "combined", "run_all", "starting_points"]
 
@@ -92,12 +93,18 @@ def combined(fits: Sequence[Fit]) -> Fit:
 def run_all(run: Callable[[Any, int, int], Fit], init: Any, points: Sequence[NDArray[np.float64]], seed: int) -> Fit:
     """Run from ``init`` and from each further point, if there are any, and combine the fits.
 
-    Each run has its own seed and number. If the user ends one run, no further one begins.
+    Each run has its own seed and number. If the user ends one run, or there is no time for its
+    first step, no further one begins.
     """
     seeds = [seed, *(int(s.generate_state(1)[0]) for s in np.random.SeedSequence(seed).spawn(len(points)))]
     fits: list[Fit] = []
     for start, own in zip([init, *(Unconstrained(point) for point in points)], seeds, strict=True):
-        fits.append(run(start, own, len(fits) + 1))
+        try:
+            fits.append(run(start, own, len(fits) + 1))
+        except OutOfTimeError:
+            if not fits:
+                raise
+            break
         if fits[-1].stop_kind.is_by_user:
             break
     return combined(fits) if points else fits[0]

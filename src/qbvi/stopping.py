@@ -30,6 +30,7 @@ __all__ = [
     "as_rule",
 ]
 
+RESERVE = 4  # the fresh draws at the end take at most a quarter of the budget
 _NEVER = 10**9  # steps: more than any run makes
 _FASTEST = 1e-9  # least seconds of a step, to avoid a division by zero
 
@@ -337,7 +338,8 @@ class Budget(Rule):
     max_evals, max_time
         Largest number of evaluations of the user's function, and of seconds; None for no limit.
     reserve
-        Evaluations reserved for the fresh draws at the end.
+        Evaluations reserved for the fresh draws at the end. Time is reserved too: for another step
+        and so many evaluations, at the pace so far, but at most a quarter of ``max_time``.
 
     Examples
     --------
@@ -356,7 +358,7 @@ class Budget(Rule):
         spent, before = history.n_evals[-1], history.n_evals[-2] if len(history) > 1 else 0
         if self.max_evals is not None and spent + (spent - before) + self.reserve > self.max_evals:
             return self.spent()
-        if self.max_time is not None and history.seconds[-1] >= self.max_time:
+        if self.max_time is not None and history.seconds[-1] >= self.max_time - self._reserved_time(history):
             return Stop.of(StopKind.SECONDS, seconds=self.max_time)
         return None
 
@@ -367,8 +369,21 @@ class Budget(Rule):
         cost = history.n_evals[-1] - (history.n_evals[-2] if len(history) > 1 else 0)
         pace = history.seconds[-1] - (history.seconds[-2] if len(history) > 1 else 0.0)
         left = [] if self.max_evals is None else [(self.max_evals - self.reserve - history.n_evals[-1]) / max(cost, 1)]
-        left += [] if self.max_time is None else [(self.max_time - history.seconds[-1]) / max(pace, _FASTEST)]
+        left += (
+            []
+            if self.max_time is None
+            else [(self.max_time - self._reserved_time(history) - history.seconds[-1]) / max(pace, _FASTEST)]
+        )
         return max(1, int(min([*left, _NEVER])))
+
+    def _reserved_time(self, history: History) -> float:
+        """Seconds for the fresh draws at the end."""
+        assert self.max_time is not None
+        if not self.reserve:
+            return 0.0
+        each = history.seconds[-1] / max(history.n_evals[-1], 1)
+        step = history.seconds[-1] - (history.seconds[-2] if len(history) > 1 else 0.0)
+        return min(self.reserve * each + step, self.max_time / RESERVE)
 
     def spent(self) -> Stop:
         """The stop of a fit that has spent its evaluations."""

@@ -95,6 +95,7 @@ def test_a_point_that_kills_every_worker_is_given_up_and_no_other(client):
     np.testing.assert_array_equal(result.ok, [True, True, True, False])
     np.testing.assert_array_equal(result.values[:3], [Target()(theta) for theta in points[:3]])
     assert [failure.kind for failure in box.failures] == ["died"]
+    assert "the Dask workers that made this call died" in box.failures[0].message
 
 
 def test_a_cluster_that_grows_on_demand():

@@ -184,6 +184,7 @@ class Checkpoint:
         self._journal = Journal(_journal_of(self.path), self._identity.run_id)
         self._is_ours = False  # whether the file holds this run already
         self._is_warned = False
+        self._is_cut = False  # whether the time was over before the last request was answered
         self._states, self._syncs = _Ration(_STATES), _Ration(_SYNCS)
         run.on_turn = self._turned
 
@@ -244,7 +245,9 @@ class Checkpoint:
                 self.note(request, arrived)
                 arrived.clear()
 
-        return box(request.points, *request.batch, scale=request.scale, known=known, on_done=on_done)
+        evaluations = box(request.points, *request.batch, scale=request.scale, known=known, on_done=on_done)
+        self._is_cut = evaluations.rows is not None
+        return evaluations
 
     def _turned(self, is_last: bool) -> None:
         if not self._is_ours:
@@ -261,7 +264,7 @@ class Checkpoint:
         write_saved(self.path, self._identity, {"snapshot": snapshot, "family": self._run.family})
         self._answers.forget_before(snapshot.number)
         # Otherwise the journal holds values for requests that are still to come.
-        if not self._answers.by_request:
+        if not self._answers.by_request and not self._is_cut:
             self._journal.restart()
 
     def _try(self, write: Callable[[], None]) -> None:

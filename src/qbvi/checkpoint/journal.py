@@ -235,8 +235,13 @@ def _write_at(file: int, at: int, content: bytes) -> int:
 
 
 def _read_all(file: int) -> bytes:
+    """The content of a file, as long as the system says it is: a device may have no end."""
     os.lseek(file, 0, os.SEEK_SET)
-    return b"".join(iter(lambda: os.read(file, 2**24), b""))
+    left, parts = os.fstat(file).st_size, [b""]
+    while left > 0:
+        parts.append(os.read(file, min(left, 2**24)))
+        left = left - len(parts[-1]) if parts[-1] else 0
+    return b"".join(parts)
 
 
 def _record_at(content: bytes, at: int) -> tuple[int, bytes | None]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from qbvi._version import __version__
 from qbvi.cli import fit, predict, reproduce, serve, show
 from qbvi.cli.options import Parser
+from qbvi.cli.streams import complain, flush_output, silence
 
 __all__ = ["main"]
 
 _COMMANDS = (fit, predict, show, serve, reproduce)
+_INTERRUPTED = 130  # the exit status of a shell's command that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,5 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command in _COMMANDS:
         command.add_to(commands)
     args = parser.parse_args(argv)
-    status: int = args.run(args)
+    try:
+        status: int = args.run(args)
+        flush_output()
+    except KeyboardInterrupt as interruption:
+        complain(f"qbvi {args.command}: interrupted ({str(interruption) or 'Ctrl-C'})")
+        return _INTERRUPTED
+    except OSError as error:  # commands report all others themselves
+        complain(f"qbvi {args.command}: the output cannot be written ({error})")
+        silence(sys.stdout)
+        return 1
     return status

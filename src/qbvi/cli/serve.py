@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import os
@@ -12,6 +13,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from qbvi.cli.streams import complain, silence
+
 if TYPE_CHECKING:
     from qbvi.ask import Ask
     from qbvi.conversation import Iterate
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 PROTOCOL = 1
+_LONGEST_LINE = 2**20  # bytes; a value takes less than a hundred
+_LONGEST_TEXT = 2000  # characters that are kept of a message of the other program
+_LEAST_WAITING = 1000  # messages that may wait to be taken, at least
 _OPTIONS = ("method", "family", "tol", "seed", "max_evals", "on_failure", "init")
 
 
@@ -56,24 +62,46 @@ def run(args: argparse.Namespace) -> int:
     """
     from qbvi.signals import terminated_as_interrupted
 
-    line = _Out(sys.stdout)
     try:
-        server = _Server(args, line)
+        server = _Server(args, _Out(_opened("output", sys.stdout)), _Inbox(_opened("input", sys.stdin)))
     except (ValueError, TypeError, OSError, RuntimeError) as error:
-        print(f"qbvi serve: {error}", file=sys.stderr)
+        complain(f"qbvi serve: {error}")
         return 2
-    with terminated_as_interrupted(), server.opt:
+    with server.opt:
         try:
-            reason = server.converse(_lines(sys.stdin.fileno()))
-        except KeyboardInterrupt as interruption:
-            reason = f"interrupted ({str(interruption) or 'Ctrl-C'}) before the fit settled"
-        return server.finish(reason)
+            with terminated_as_interrupted():
+                return server.finish(_reason(server))
+        except KeyboardInterrupt:
+            complain("qbvi serve: interrupted again before the posterior was saved")
+            return 1
+
+
+def _reason(server: _Server) -> str:
+    """Converse to the end; return why the fit ended early, or an empty string."""
+    try:
+        return server.converse()
+    except KeyboardInterrupt as interruption:
+        return f"interrupted ({str(interruption) or 'Ctrl-C'}) before the fit settled"
+    except _StreamError as error:
+        complain(f"qbvi serve: {error}")
+        return f"{error} before the fit settled"
+
+
+def _opened(name: str, stream: TextIO | None) -> TextIO:
+    if stream is None:
+        msg = f"the standard {name} is closed, and the fit needs it for its values"
+        raise ValueError(msg)
+    return stream
+
+
+class _StreamError(Exception):
+    """The pipe cannot be read or written any more."""
 
 
 class _Server:
     """The fit, with the input and output of the pipe."""
 
-    def __init__(self, args: argparse.Namespace, say: _Out) -> None:
+    def __init__(self, args: argparse.Namespace, say: _Out, inbox: _Inbox) -> None:
         from qbvi.ask import Ask
         from qbvi.cli.priors import read_prior
 
@@ -81,7 +109,7 @@ class _Server:
         if not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
             msg = f"--out must be in an existing folder, got {args.out!r}"
             raise ValueError(msg)
-        self._say = say
+        self._say, self._inbox = say, inbox
         self._out: str = args.out
         self._shapes = {name: list(distribution.shape) for name, distribution in prior.items()}
         self.opt: Ask = Ask(
@@ -93,38 +121,42 @@ class _Server:
             on_mismatch=args.on_mismatch,
         )
 
-    def converse(self, lines: Iterator[bytes]) -> str:
+    def converse(self) -> str:
         """Request and read values until the fit is done or the input ends.
 
         Returns why the fit ended early, or an empty string.
         """
-        from qbvi.evaluate import EvaluationError
-        from qbvi.run import DomainError
-
         self._say(type="hello", protocol=PROTOCOL, parameters=self._shapes)
+        self._inbox.open()
         wanted = self._ask()
-        for number, line in enumerate(lines, start=1):
+        for number, message in enumerate(self._inbox, start=1):
+            if message.get("type") == "stop":
+                return "stopped by the other program before the fit settled"
             try:
-                message = _message(line)
-                if message["type"] == "stop":
-                    return "stopped by the other program before the fit settled"
-                self.opt.tell(message["id"], [message["value"]], message["noise_sd"])
+                self._take(message)
                 wanted.discard(message["id"])
-            except (EvaluationError, DomainError) as error:
-                return f"ended by an error: {error}"
-            except ValueError as error:
+            # Whatever is raised inside a step: the fit has ended, which is no fault of the line.
+            except Exception as error:  # noqa: BLE001
+                if self.opt.done or not isinstance(error, ValueError):
+                    return f"ended by an error: {error}"
                 self._say(type="error", line=number, message=str(error))
             if self.opt.done:
                 return ""
             wanted = wanted or self._ask()
         return "" if self.opt.done else "the input ended before the fit settled"
 
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "bad":
+            raise ValueError(message["why"])
+        self.opt.tell(message["id"], [message["value"]], message["noise_sd"])
+
     def finish(self, reason: str) -> int:
         """Save the posterior and send the last message."""
         fit = self._result(reason)
         report = {"converged": False, "stop_reason": reason} if fit is None else _report(fit)
         posterior = None if fit is None else self._saved(fit)
-        self._say(type="done", **report, posterior=posterior)
+        with contextlib.suppress(_StreamError):  # the posterior is saved, and who wanted to know has gone
+            self._say(type="done", **report, posterior=posterior)
         return 1 if posterior is None else 0
 
     def _saved(self, fit: Fit) -> str | None:
@@ -132,7 +164,7 @@ class _Server:
         try:
             fit.save(self._out)
         except OSError as error:
-            print(f"qbvi serve: the posterior could not be saved: {error}", file=sys.stderr)
+            complain(f"qbvi serve: the posterior could not be saved: {error}")
             return None
         return str(os.path.abspath(self._out))
 
@@ -150,6 +182,8 @@ class _Server:
 
     def _ask(self) -> set[int]:
         points = self.opt.ask()
+        # The other program may answer all of them, and twice, before the last one is written.
+        self._inbox.allow(2 * len(points))
         for number, point in zip(points.ids.tolist(), points, strict=True):
             self._say(type="ask", id=number, parameters={name: value.tolist() for name, value in point.items()})
         return set(points.ids.tolist())
@@ -159,7 +193,7 @@ class _Server:
 
 
 class _Out:
-    """Write one JSON object per line; if the reader has gone, go on without it."""
+    """Write one JSON object per line."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -168,36 +202,81 @@ class _Out:
         try:
             self._stream.write(json.dumps(_plain(words), allow_nan=False) + "\n")
             self._stream.flush()
-        except BrokenPipeError:
-            self._silence()
+        except OSError as error:
+            silence(self._stream)
+            msg = f"the output cannot be written ({error})"
+            raise _StreamError(msg) from error
 
-    def _silence(self) -> None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+class _Inbox:
+    """The messages of the other program.
+
+    A thread reads ahead, so that the other program may answer while requests are still written. It
+    reads as many messages as are allowed, and then waits.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._waiting: queue.Queue[dict[str, Any] | OSError | None] = queue.Queue(_LEAST_WAITING)
+
+    def open(self) -> None:
+        """Begin to read."""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def allow(self, n: int) -> None:
+        """Let at least n messages wait."""
+        with self._waiting.mutex:
+            self._waiting.maxsize = max(n, self._waiting.maxsize)
+            self._waiting.not_full.notify()
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield messages as they arrive."""
+        while (message := self._waiting.get()) is not None:
+            if isinstance(message, OSError):
+                msg = f"the input cannot be read ({message})"
+                raise _StreamError(msg)
+            yield message
+
+    def _read(self) -> None:
+        try:
+            for line in _lines(self._stream.fileno()):
+                if line.strip():
+                    self._waiting.put(_parsed(line))
+            self._waiting.put(None)
+        except OSError as error:
+            self._waiting.put(error)
 
 
 def _lines(file: int) -> Iterator[bytes]:
-    """Yield lines as they arrive.
+    """Yield lines as they arrive; of one that is too long, a part that shows that it is."""
+    line = bytearray()
+    while chunk := os.read(file, 65536):
+        first, *others = chunk.split(b"\n")
+        line += first[: _LONGEST_LINE + 1 - len(line)]
+        for other in others:
+            yield bytes(line)
+            line = bytearray(other)
+    if line:
+        yield bytes(line)
 
-    A thread reads ahead, so that the other program may answer while requests are still written.
-    """
-    waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
-    def read() -> None:
-        rest = b""
-        while chunk := os.read(file, 65536):
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                waiting.put(line)
-        if rest:
-            waiting.put(rest)
-        waiting.put(None)
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The message of a line, or a message of type "bad" that says what is wrong with it."""
+    try:
+        return _message(line)
+    except ValueError as error:
+        return {"type": "bad", "why": _shortened(str(error))}
 
-    threading.Thread(target=read, daemon=True).start()
-    return (line for line in iter(waiting.get, None) if line.strip())
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]} ..."
 
 
 def _message(line: bytes) -> dict[str, Any]:
     """Parse one line of input, or raise a ValueError that says what is wrong with it."""
+    if len(line) > _LONGEST_LINE:
+        msg = f"a line must have at most {_LONGEST_LINE:,} bytes, got more"
+        raise ValueError(msg)
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -211,7 +290,9 @@ def _message(line: bytes) -> dict[str, Any]:
     if type(message.get("id")) is not int or ("value" in message) == ("error" in message):
         msg = 'a tell must have a whole number as "id", and either "value" or "error"'
         raise ValueError(msg)
-    value = RuntimeError(str(message["error"])) if "error" in message else _number("value", message["value"])
+    value = (
+        RuntimeError(_shortened(str(message["error"]))) if "error" in message else _number("value", message["value"])
+    )
     return {
         "type": "tell",
         "id": message["id"],

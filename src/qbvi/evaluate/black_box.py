@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import a_function, shown
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, number_of
+from qbvi.evaluate.deadlines import is_over, limited_to
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluate.policy import (
     ZERO,
@@ -27,7 +28,7 @@ from qbvi.evaluate.policy import (
 )
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = ["AbandonedError", "BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -35,14 +36,18 @@ _PROGRAMMING_ERRORS = (TypeError, NameError, AttributeError)
 
 
 class EvaluationError(RuntimeError):
-    """The log-likelihood failed at a point and `on_failure` says to raise.
+    """The function could not be evaluated, or not used, and the fit ended.
+
+    - It failed at a point, and `on_failure` says to raise.
+    - The workers, the cluster or the time that its calls need are gone.
+    - No step can be computed from its values.
 
     Also raised if values given as `evaluations` are not those of this log-likelihood.
 
     Attributes
     ----------
     failure
-        Where and why: a `qbvi.Failure`.
+        Where and why it failed: a `qbvi.Failure`; None for the other reasons.
     fit
         The fit as it was before the failing step, or None where no step had been made.
     """
@@ -53,6 +58,19 @@ class EvaluationError(RuntimeError):
         self.fit: Any = None
 
 
+class AbandonedError(EvaluationError):
+    """Time is over, and calls that cannot be ended have not ended by themselves."""
+
+    def __init__(self, where: str, n: int, grace: float) -> None:
+        calls = "one call" if n == 1 else f"{n} calls"
+        msg = (
+            f"`max_time` is over and {calls} in {where} did not end within another {grace:.2g} s. What cannot be "
+            "ended from here was abandoned. `error.fit` holds the fit so far, if there is one. Calls in processes of "
+            "qbvi's own (`executor` as a number) are ended in time"
+        )
+        super().__init__(msg)
+
+
 class Evaluated(NamedTuple):
     """Finite values of the log-likelihood at n points, and which of them came from the function."""
 
@@ -60,13 +78,21 @@ class Evaluated(NamedTuple):
     ok: Any  # (n,) truth values
     noise_sd: Any  # (n,) standard deviation of each value, where the function returns it; else zero
     zero: Any = None  # (n,) truth values: where the likelihood is zero; None if it is nowhere
+    # Rows of the request that were evaluated before the time was over; None for all of them.
+    rows: NDArray[np.int64] | None = None
 
 
 class Runner(Protocol):
     """Makes the calls in place of this process; see `qbvi.evaluate.executors.open_runner`."""
 
-    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[tuple[int, list[Outcome]]]:
-        """Yield the number and the outcomes of each block as they arrive, in any order."""
+    def run(
+        self, blocks: Sequence[Points], batch: tuple[Any, ...], deadline: float | None = None
+    ) -> Iterator[tuple[int, list[Outcome]]]:
+        """Yield the number and the outcomes of each block as they arrive, in any order.
+
+        No call begins after the ``deadline``, so that the last blocks may be missing. Calls that
+        cannot be ended and do not end raise an `EvaluationError`.
+        """
         ...
 
 
@@ -111,8 +137,10 @@ class BlackBox:
     failures: list[Failure] = field(default_factory=list)
     runner: Runner | None = None
     is_lenient: bool = False  # whether failures that would raise are excluded: for points nobody depends on
-    # Called with the values of each call as the function returned them, and with their noise.
-    on_returned: Callable[[Floats, Floats], None] | None = None
+    deadline: float | None = None  # on the clock time.monotonic: no call begins after it
+    # Called with the rows that were evaluated, with their values as the function returned them, and
+    # with their noise.
+    on_returned: Callable[[NDArray[np.int64], Floats, Floats], None] | None = None
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -141,6 +169,12 @@ class BlackBox:
         on_done
             Called in this process with the row and the outcome of each new evaluation as it
             arrives.
+
+        Returns
+        -------
+        Evaluated
+            Values at all points or, if the deadline passed, at some: ``rows`` then says at which.
+            The others were not evaluated. They are no failures and do not count.
         """
         is_first = self.n_evals == 0
         outcomes = dict(known)
@@ -148,15 +182,18 @@ class BlackBox:
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(i, outcome)
-        ordered = [outcomes[i] for i in range(count(points))]
-        self.n_evals += len(ordered) + self._repeated(ordered)
+        made = np.array(sorted(outcomes), dtype=np.int64)
+        ordered = [outcomes[i] for i in made.tolist()]
+        self.n_evals += len(ordered) + self._repeated(outcomes, count(points))
         raw, noise_sd = (np.array([outcome[k] for outcome in ordered], dtype=np.float64) for k in (0, 1))
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if self.on_returned is not None:
-            self.on_returned(raw, noise_sd)
+            self.on_returned(made, raw, noise_sd)
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
-        return self._replace_failed(Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale), failures, scale)
+        evaluated = Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale)
+        filled = self._replace_failed(evaluated, failures, scale)
+        return filled if len(made) == count(points) else filled._replace(rows=made)
 
     @property
     def _calls(self) -> Calls:
@@ -180,10 +217,11 @@ class BlackBox:
     ) -> Iterator[tuple[int, Outcome]]:
         """Yield row and outcome of every point that is not known, after as many tries as allowed.
 
-        Failed calls are made again together, after all others.
+        Failed calls are made again together, after all others. Those for which there is no time
+        then are not settled.
         """
         settled, turn = set(known), 1
-        while len(settled) < count(points):
+        while len(settled) < count(points) and not is_over(self.deadline):
             for i, outcome in self._evaluated(points, batch, settled.copy(), is_first):
                 if outcome.failure is None or turn >= self.tries(outcome.failure):
                     settled.add(i)
@@ -207,24 +245,29 @@ class BlackBox:
         self, blocks: Sequence[Points], batch: tuple[Any, ...], is_first: bool
     ) -> Iterator[tuple[int, list[Outcome]]]:
         if self.runner is not None:
-            yield from self.runner.run(blocks, batch)
+            yield from self.runner.run(blocks, batch, self.deadline)
             return
         # In this process a bug is raised as it is, so that a debugger finds its frame.
-        let_through = (ShapeError, *(_PROGRAMMING_ERRORS if is_first else ()))
+        let_through = (ShapeError, AbandonedError, *(_PROGRAMMING_ERRORS if is_first else ()))
         for j, block in enumerate(blocks):
-            yield j, self._calls(block, batch, let_through)
+            if is_over(self.deadline):
+                return
+            with limited_to(self.deadline):
+                outcomes = self._calls(block, batch, let_through)
+            yield j, outcomes
 
-    def _repeated(self, outcomes: Sequence[Outcome]) -> int:
+    def _repeated(self, outcomes: Mapping[int, Outcome], n: int) -> int:
         """How many points were evaluated again, alone, to find the one that made a call fail."""
         if not self._calls.blame:
             return 0
-        blocks = [block for block in blocks_of(len(outcomes), self.vectorized) if len(block) > 1]
-        return sum(len(block) for block in blocks if any(_was_lost(outcomes[i].failure) for i in block))
+        blocks = [block for block in blocks_of(n, self.vectorized) if len(block) > 1]
+        lost = {i for i, outcome in outcomes.items() if _was_lost(outcome.failure)}
+        return sum(len(block) for block in blocks if not lost.isdisjoint(block))
 
     def _replace_failed(self, evaluated: Evaluated, failures: dict[int, Failure], scale: float) -> Evaluated:
         if not failures:
             return evaluated
-        values, ok, noise_sd, _ = evaluated
+        values, ok, noise_sd = evaluated[:3]
         self.failures.extend(failures.values())
         treatments = {i: self.treatment(failure) for i, failure in failures.items()}
         for i, treatment in treatments.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import dask
 from distributed import Client, Future, get_client
 
-from qbvi.evaluate.dask import LOST, lost_of, scattered
+from qbvi.evaluate.black_box import AbandonedError
+from qbvi.evaluate.dask import CLUSTER, LOST, lost_of, scattered
+from qbvi.evaluate.deadlines import current_deadline, seconds_until, within
 from qbvi.evaluate.sharded import PartFunction, Selection, value_on_part
 from qbvi.evaluate.shipping import packed
 from qbvi.points import Points
@@ -19,6 +22,7 @@ __all__ = ["OnWorkers"]
 
 # Attempts at one step when workers die; in each, Dask itself tries several workers.
 _MOST_ROUNDS = 3
+_LEAST_GRACE = 1.0  # seconds after the deadline for which a step is waited for
 
 
 class OnWorkers:
@@ -34,6 +38,7 @@ class OnWorkers:
         self._function = self._sent_function()
         # Parts that only this process can send again, if any.
         self._own, self._parts = _placed(self._client, parts)
+        self._longest = 0.0  # seconds of the longest step so far
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -42,10 +47,23 @@ class OnWorkers:
         """Return f(points, part) for each selected part, in order."""
         for _ in range(_MOST_ROUNDS - 1):
             try:
-                return list(self._client.gather(self._submitted(points, selection)))
+                return self._gathered(points, selection)
             except LOST:
                 self._restore()
-        return list(self._client.gather(self._submitted(points, selection)))
+        return self._gathered(points, selection)
+
+    def _gathered(self, points: Points, selection: Selection) -> list[Any]:
+        """Values from the workers; those that are not there soon after the deadline never come."""
+        deadline = current_deadline()
+        grace = max(_LEAST_GRACE, self._longest)
+        start, futures = time.monotonic(), self._submitted(points, selection)
+        try:
+            seconds = None if deadline is None else seconds_until(deadline + grace)
+            values = list(within(seconds, lambda: self._client.gather(futures)))
+        except TimeoutError:
+            raise AbandonedError(CLUSTER, len(futures), grace) from None
+        self._longest = max(self._longest, time.monotonic() - start)
+        return values
 
     def _submitted(self, points: Points, selection: Selection) -> list[Future]:
         chosen, rows = selection.parts, selection._replace(parts=())

@@ -164,7 +164,10 @@ class DeviceBox(BlackBox):
         if not isinstance(self.on_failure, str):
             evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
             replaced = self._replace_failed(evaluated, failures, scale)
-            return Evaluated(*(self.backend.asarray(part) for part in replaced))
+            values, ok, noise_sd = (self.backend.asarray(part) for part in replaced[:3])
+            return Evaluated(
+                values, ok, noise_sd, None if replaced.zero is None else self.backend.asarray(replaced.zero)
+            )
         self.record(failures, np.isfinite(on_host))
         return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd * scale)
 

@@ -23,7 +23,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self
 
+from qbvi.evaluate.black_box import EvaluationError
 from qbvi.evaluate.calls import Calls, Outcome, working_as
+from qbvi.evaluate.deadlines import is_over, seconds_until
 from qbvi.evaluate.shipping import has_cloudpickle, packed
 from qbvi.evaluate.tasks import BlockOutcomes, Ledger, Loss, Pace, Task, chunked
 from qbvi.points import Points
@@ -53,6 +55,8 @@ class Processes:
         Number of processes.
     timeout
         Seconds after which a call is ended by killing its worker; None for no limit.
+    deadline
+        When to give up if no worker is ready by then; see `qbvi.evaluate.deadlines`.
 
     Examples
     --------
@@ -62,8 +66,9 @@ class Processes:
     [Outcome(value=3.0, noise_sd=0.0, failure=None)]
     """
 
-    def __init__(self, calls: Calls, workers: int, timeout: float | None = None) -> None:
+    def __init__(self, calls: Calls, workers: int, timeout: float | None = None, deadline: float | None = None) -> None:
         self.timeout = timeout
+        self._deadline = deadline
         self._blame = calls.blame
         self._payload = packed(calls)
         self._pace = Pace(workers, _ROUND_TRIP)
@@ -72,6 +77,8 @@ class Processes:
         try:
             self._workers += [self._new_worker() for _ in range(workers)]
             while not any(worker.is_ready for worker in self._workers):
+                if is_over(deadline):
+                    raise EvaluationError(_NOT_LOADED)
                 for worker in self._due_workers():
                     self._attend(worker, Ledger([]), deque())
         except BaseException:
@@ -84,12 +91,18 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, blocks: Sequence[Points], batch: tuple[Any, ...]) -> Iterator[BlockOutcomes]:
-        """Yield the number and the outcomes of each block as they arrive."""
+    def run(
+        self, blocks: Sequence[Points], batch: tuple[Any, ...], deadline: float | None = None
+    ) -> Iterator[BlockOutcomes]:
+        """Yield the number and the outcomes of each block as they arrive.
+
+        Calls that are under way at the deadline are ended by killing their workers.
+        """
+        self._deadline = deadline
         ledger = Ledger(blocks)
         waiting = deque(chunked(ledger.tasks, self._pace.chunk_size(len(blocks))))
         try:
-            while ledger.n_incomplete:
+            while ledger.n_incomplete and not is_over(deadline):
                 self._hand_out(waiting, batch)
                 for worker in self._due_workers():
                     yield from self._attend(worker, ledger, waiting)
@@ -119,15 +132,21 @@ class Processes:
 
     def _due_workers(self) -> list[_Worker]:
         """Wait for workers that sent a message, died, or exceeded the timeout; return them."""
-        limit = None if self.timeout is None else max(0.0, min(map(self._time_left, self._workers)))
+        limits = [self._time_left(worker) for worker in self._workers] + [seconds_until(self._deadline)]
+        limit = min((seconds for seconds in limits if seconds is not None), default=None)
         events = {event: worker for worker in self._workers for event in (worker.connection, worker.process.sentinel)}
-        ready = {events[event] for event in wait(list(events), None if limit == float("inf") else limit)}
-        return [worker for worker in self._workers if worker in ready or self._time_left(worker) <= 0]
+        ready = {events[event] for event in wait(list(events), None if limit is None else max(0.0, limit))}
+        return [worker for worker in self._workers if worker in ready or self._is_late(worker)]
 
-    def _time_left(self, worker: _Worker) -> float:
+    def _time_left(self, worker: _Worker) -> float | None:
+        """Seconds that the call of a worker may still take; None without a limit or a call."""
         if self.timeout is None or not worker.tasks:
-            return float("inf")
+            return None
         return worker.since + self.timeout - time.monotonic()
+
+    def _is_late(self, worker: _Worker) -> bool:
+        left = self._time_left(worker)
+        return left is not None and left <= 0
 
     def _attend(self, worker: _Worker, ledger: Ledger, waiting: Waiting) -> list[BlockOutcomes]:
         """Receive the messages of a worker.
@@ -138,7 +157,7 @@ class Processes:
         complete = [block for task, outcomes in self._results_of(worker) for block in ledger.enter(task, outcomes)]
         if is_dead or worker.is_lost:
             return complete + self._repeat_lost(worker, ledger, waiting)
-        if self._time_left(worker) <= 0:
+        if self._is_late(worker):
             return complete + self._end_late(worker, ledger, waiting)
         return complete
 
@@ -150,7 +169,7 @@ class Processes:
                 worker.is_ready, self._failed_starts = True, 0
             elif isinstance(message, str):
                 msg = f"`log_likelihood` was sent to a worker process but cannot be loaded there:\n{message}"
-                raise RuntimeError(msg)
+                raise EvaluationError(msg)
             else:
                 seconds, answers = message
                 self._pace.add(len(answers), seconds)
@@ -162,7 +181,7 @@ class Processes:
         self._replace(worker)
         self._failed_starts += not was_ready
         if self._failed_starts >= _MOST_FAILED_STARTS:
-            raise RuntimeError(_NOT_READY.format(worker.how_it_ended()))
+            raise EvaluationError(_NOT_READY.format(worker.how_it_ended()))
         complete = []
         for task in reversed([task._replace(losses=task.losses + 1) for task in tasks]):
             if task.losses >= _MOST_LOSSES and len(tasks) == 1 and (task.is_alone or not self._blame):
@@ -198,7 +217,7 @@ class _Worker:
         limit_threads = not any(name in os.environ for name in _THREADS)
         with _starting(limit_threads):
             self.process = context.Process(target=_serve, args=(theirs, reply_every, limit_threads), daemon=True)
-            self.process.start()
+            _start(self.process)
         theirs.close()
         self.tasks: deque[Task] = deque()
         self.since = 0.0  # when the first of them began
@@ -249,8 +268,10 @@ class _Worker:
         """End the process and all processes that it started."""
         if patience and self.is_ready and not self.tasks:
             self.process.join(patience)
+        # Also after its own death, as what it started lives on. And a worker whose forkserver was
+        # killed looks dead but is not.
+        _kill(self.process.pid)
         if not self.is_dead():
-            _kill(self.process.pid)
             self.process.kill()
         self.process.join()
         self.connection.close()
@@ -260,6 +281,34 @@ _NOT_READY = (
     "the worker processes end before they are ready ({}); a script that is run by itself needs its calls under "
     "`if __name__ == \"__main__\":`, or: pip install 'qbvi[parallel]', with which it does not"
 )
+
+
+_NOT_LOADED = (
+    "`max_time` is over and no worker process is ready: Python and `log_likelihood` take longer than that to load there; "
+    "give more time, or make the function smaller"
+)
+_NOT_STARTED = (
+    "a worker process could not be started ({}): the server from which Python forks them was killed, "
+    "or the system allows no more processes; start the fit again"
+)
+
+
+# Seconds before another try to start a process: Python replaces the server only once the system has
+# ended it.
+_PAUSES = (0.01, 0.1, 1.0)
+
+
+def _start(process: Any) -> None:
+    """Start a process, again if the server that forks it was just killed."""
+    for pause in (*_PAUSES, None):
+        try:
+            process.start()
+        except (OSError, EOFError) as error:
+            if pause is None:
+                raise EvaluationError(_NOT_STARTED.format(f"{type(error).__name__}: {error}")) from error
+            time.sleep(pause)
+        else:
+            return
 
 
 def _context() -> Any:

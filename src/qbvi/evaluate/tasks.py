@@ -111,12 +111,21 @@ class Pace:
 
     def __init__(self, workers: int, round_trip: float) -> None:
         self.workers, self.round_trip = workers, round_trip
-        self._calls, self._seconds = 0, 0.0
+        self._calls, self._seconds, self._longest = 0, 0.0, 0.0
 
     def add(self, calls: int, seconds: float) -> None:
         """Add the time that a worker took for its calls."""
         self._calls += calls
         self._seconds += seconds
+        self._longest = max(self._longest, seconds)
+
+    @property
+    def grace(self) -> float:
+        """Seconds that calls which cannot be ended have to end by themselves, after the deadline.
+
+        A worker may have a second message waiting, hence more than one.
+        """
+        return max(_LEAST_GRACE, _LONGEST_CALLS * self._longest)
 
     def chunk_size(self, n: int) -> int:
         """Number of calls, out of n, to send in one message."""
@@ -124,12 +133,14 @@ class Pace:
             return 1
         each = max(self._seconds / self._calls, 1e-9)
         workers = min(self.workers, max(1, math.isqrt(int(n * each / self.round_trip))))
-        longest = max(1, round(_ROUND_TRIPS * self.round_trip / each)) if workers > 1 else n
+        longest = max(1, round(_ROUND_TRIPS * self.round_trip / each))
         rounds = math.ceil(n / (workers * longest))
         return math.ceil(n / (workers * rounds))  # the same for each worker
 
 
 _ROUND_TRIPS = 25  # work in one message, in round trips: sending the message adds 4 %
+_LEAST_GRACE = 1.0  # seconds
+_LONGEST_CALLS = 3.0  # the longest message so far, as often as a late one is waited for
 
 
 def chunked(tasks: Sequence[Task], size: int) -> Iterable[list[Task]]:

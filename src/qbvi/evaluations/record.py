@@ -58,6 +58,11 @@ class Record:
         return len(self._parts[0].value)
 
     @property
+    def n_own(self) -> int:
+        """Number of points that the run has evaluated, those that are not kept included."""
+        return self._n_dropped + sum(len(part.value) for part in self._parts[1:])
+
+    @property
     def n_dropped(self) -> int:
         """Number of older points that are not kept."""
         return self._n_dropped
@@ -87,10 +92,15 @@ class Record:
         found = ((i, self._values.get(np.ascontiguousarray(point).tobytes())) for i, point in enumerate(theta))
         return {i: value for i, value in found if value is not None}
 
-    def recorded(self) -> Recorded:
-        """All points as plain arrays."""
+    def recorded(self, newest: int = 0) -> Recorded:
+        """All points as plain arrays, without so many of the newest."""
         columns = {name: np.concatenate([getattr(part, name) for part in self._parts]) for name in _COLUMNS}
-        return Recorded(**columns, n_dropped=self._n_dropped, is_exact=self._parts[0].is_exact)
+        kept = slice(len(columns["value"]) - newest)
+        return Recorded(
+            **{name: column[kept] for name, column in columns.items()},
+            n_dropped=self._n_dropped,
+            is_exact=self._parts[0].is_exact,
+        )
 
     def restore(self, recorded: Recorded) -> None:
         """Continue the record of an interrupted run."""

@@ -138,7 +138,7 @@ class Surface:
         self._factor = np.linalg.cholesky(caution.base * base.within)
         self._squash = Squash(float(y.max()), caution.depth(d))
         difference = y - base.log_prob(points.theta, caution.base)
-        self._offset = float(np.median(difference[y > y.max() - d - 3]))
+        self._offset = float(np.median(difference[y >= y.max() - d - 3]))
 
     def _observations(self, points: Points) -> Observations:
         caution, squash = self._caution, self._squash

@@ -260,7 +260,8 @@ class RegressionMethod(Algorithm):
         rule = self.rules.noise
         if not state.noise or len(state.store.past) - state.n_before >= rule.most_widenings:
             return False
-        return float(np.var(h[np.isfinite(h)])) < rule.hidden * state.noise
+        finite = h[np.isfinite(h)]
+        return len(finite) > 0 and float(np.var(finite)) < rule.hidden * state.noise
 
     def _judged(self, family: Any, state: RegressionState, answer: Any) -> tuple[RegressionState, Any]:
         """Accept the last step and update the radius, or reject it and return to where it began."""
