@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "Stream",
     "Streams",
+    "drawn_generator",
     "matched_normals",
     "orthogonal_pairs",
     "seed_words",
@@ -259,6 +260,15 @@ def orthogonal_pairs(rng: np.random.Generator, n: int, d: int) -> NDArray[np.flo
     radii = np.sqrt(2 * gammaincinv(d / 2, strata))
     z = np.concatenate(blocks)[:m] * radii[:, None]
     return np.stack([z, -z], axis=1).reshape(n, d)
+
+
+def drawn_generator(rng: np.random.Generator) -> np.random.Generator:
+    """A generator whose seed is drawn from another.
+
+    SciPy's sequences spawn a generator from the one they get. How often that was done is not part
+    of a generator's saved state, so a resumed run would get other points.
+    """
+    return np.random.default_rng(int(rng.integers(2**63)))
 
 
 def matched_normals(n: int, d: int) -> NDArray[np.float64]:

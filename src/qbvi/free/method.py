@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import positive_number
 from qbvi.arrays import Array
+from qbvi.diagnostics import failures_depend_on_place
 from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
 from qbvi.free.base import Base
@@ -39,6 +40,7 @@ from qbvi.model import Model
 from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
+from qbvi.regression.rules import Weighting
 from qbvi.stopping import MissingBelow, Rule
 
 __all__ = ["Free", "FreeState"]
@@ -271,9 +273,18 @@ class Free(Algorithm):
             missing=missing,
             missing_se=error,
             n_draws=len(h),
-            failed=1 - len(h) / sum(len(check.r) for check in checks),
+            failed=self._failed(family, state),
             modes=self._found(state, current.base.weights),
         )
+
+    def _failed(self, family: Any, state: FreeState) -> float:
+        """Share of points near the posterior where the function fails; zero if that is at random."""
+        z = np.asarray(family.whiten(state.q, state.theta))
+        near = np.sum(z**2, axis=1) < Weighting().usual_square(family.dim)
+        failed = np.isnan(state.y[near])
+        if not failed.any() or not failures_depend_on_place(z[near], state.theta[near], failed):
+            return 0.0
+        return float(failed.mean())
 
     def _found_first(self, family: Any, mode: Mode) -> Outcome:
         """The Gaussian that the search found."""

@@ -123,8 +123,7 @@ class SurveyRule:
     surprising: int = 2  # ... and from those that the Gaussian predicts worst
     on_line: int = 5  # points on each line
     valley: float = 1.0  # nats by which the log joint must fall along a line
-    # A new start may take as many evaluations as the first one, times this.
-    patience: float = 1.0
+    patience: int = 30  # evaluations, for each dimension and one more, that a new start may take
     most_modes: int = 4
     apart: float = 3.0  # standard deviations between the means of two modes
     worth: float = 10.0  # nats below the best bound within which another mode matters

@@ -40,7 +40,6 @@ class SearchState(NamedTuple):
     modes: tuple[Mode, ...]
     starts: Floats  # (m, d) points on other hills that are still to be tried
     n_path: int  # evaluations of the present path
-    n_first: int  # evaluations of the first path
     is_over: bool
 
 
@@ -65,7 +64,7 @@ class Search:
     def init(self, family: Any, q: Array) -> SearchState:
         """State before the first iteration."""
         none = np.empty((0, family.dim))
-        return SearchState(self.method.init(family, q), None, (), none, 0, 0, False)
+        return SearchState(self.method.init(family, q), None, (), none, 0, False)
 
     def is_exploring(self, state: SearchState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
@@ -113,9 +112,9 @@ class Search:
             state = state._replace(modes=(*state.modes, mode) if is_new else state.modes)
             if is_first:
                 survey = None if self.prior is None else Survey.begin(len(mode.mean))
-                return state._replace(survey=survey, n_first=state.n_path, is_over=survey is None)
+                return state._replace(survey=survey, is_over=survey is None)
             return self._next(family, state if is_new else state._replace(starts=state.starts[:0]))
-        is_long = state.n_path > rule.survey.patience * state.n_first
+        is_long = state.n_path > rule.survey.patience * (family.dim + 1)
         if not is_first and (is_long or self._is_captured(family, state)):
             return self._next(family, state._replace(starts=state.starts[:0]))
         return state

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.free.rules import SurveyRule
-from qbvi.random import Sobol
+from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
 __all__ = ["Survey"]
@@ -39,7 +39,9 @@ class Survey(NamedTuple):
         """Points over the prior, then on the lines to the mode (d,)."""
         d = len(mode)
         if not len(self.ends):
-            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(rng, rule.size(d), d)
+            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(
+                drawn_generator(rng), rule.size(d), d
+            )
         shares = np.linspace(0, 1, rule.on_line + 2)[1:-1, None]
         return np.concatenate([mode + (1 - shares) * (point - mode) for point in self.lines])
 
