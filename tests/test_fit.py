@@ -301,8 +301,8 @@ def test_a_budget_below_the_first_step_is_refused_before_any_evaluation():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_evals": 1e3}, "`max_evals` must be a whole number, got 1000.0"),
-        ({"n_starts": 2.0}, "`n_starts` must be a whole number or 'auto', got 2.0"),
+        ({"max_evals": 1000.5}, "`max_evals` must be a whole number, got 1000.5"),
+        ({"n_starts": 2.5}, "`n_starts` must be a whole number or 'auto', got 2.5"),
         ({"data": np.ones(3), "batch_size": 1.5}, "`batch_size` must be a whole number, got 1.5"),
         ({"tol": "small"}, "`tol` must be a number, got 'small'"),
         ({"max_time": "long"}, "`max_time` must be a number, got 'long'"),

@@ -31,7 +31,7 @@ from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
 from qbvi.free.base import Base
 from qbvi.free.density import FreeDensity, Member
-from qbvi.free.pool import Pool, integrated, most_informative
+from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
@@ -162,7 +162,9 @@ class Free(Algorithm):
     def looking_at(self, model: Model, max_evals: int | None) -> Self:
         """The method that surveys this model's prior for other modes."""
         first = self.first.looking_at(model, max_evals)
-        return replace(self, first=first, prior=first.prior)
+        # Every mode of a periodic parameter has copies, which are no other modes.
+        is_periodic = bool(np.isfinite(model.periods).any())
+        return replace(self, first=first, prior=None if is_periodic else first.prior)
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
@@ -278,7 +280,7 @@ class Free(Algorithm):
         )
 
     def _failed(self, family: Any, state: FreeState) -> float:
-        """Share of points near the posterior where the function fails; zero if that is at random."""
+        """Share of points near the posterior where the function fails; zero if at random."""
         z = np.asarray(family.whiten(state.q, state.theta))
         near = np.sum(z**2, axis=1) < Weighting().usual_square(family.dim)
         failed = np.isnan(state.y[near])
@@ -393,6 +395,11 @@ class Free(Algorithm):
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
+        if (
+            pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
+            < rules.integration.near
+        ):
+            mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
         member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
         density = FreeDensity.holding(member, rules.caution, rules.integration)
         q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Integration
 from qbvi.free.surface import Surface
+from qbvi.random import matched_normals
 
-__all__ = ["Pool", "integrated", "most_informative", "resampled"]
+__all__ = ["Pool", "integrated", "most_informative", "near_gaussian_moments", "resampled"]
 
 Floats = NDArray[np.float64]
 
@@ -92,6 +93,21 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         proposal = Proposal.around(centres, mean, cov + floor, n_effective)
     u = proposal.draw(rng, rules.closing, rules)
     return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))
+
+
+def near_gaussian_moments(surface: Surface, mean: Floats, cov: Floats, rules: Integration) -> tuple[Floats, Floats]:
+    """Mean (d,) and covariance (d, d) of a claimed density that is nearly a Gaussian with these.
+
+    Importance sampling from that Gaussian, by a sample with exactly its moments: what is left of
+    the sampling noise is in proportion to how far the weights are from equal.
+    """
+    z = matched_normals(rules.matched, len(mean))
+    for _ in range(rules.polishes):
+        u = mean + z @ np.linalg.cholesky(cov).T
+        weights = _normalised(surface(u).low + 0.5 * np.sum(z**2, axis=1))
+        mean = weights @ u
+        cov = ((u - mean).T * weights) @ (u - mean)
+    return mean, cov
 
 
 def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
