@@ -11,6 +11,7 @@ from comparison import assert_same
 from qbvi.families import Gaussian
 from qbvi.free.density import FreeDensity
 from qbvi.free.method import Check, Confirmed
+from sweeps import sweep
 
 WIDE = qbvi.Normal(0, 3, shape=2)
 QUICK = {
@@ -83,7 +84,7 @@ def linear(theta):
 LINEAR_EVIDENCE = 3 * (0.5 * math.log(0.25 / 4.25) - 0.5 / 4.25)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", sweep([1, 2, 3], first=1))
 def test_a_gaussian_posterior_stays_a_gaussian(seed):
     fit = qbvi.fit(linear, qbvi.Normal(0, 2, shape=3), seed=seed)
     assert fit.converged
@@ -155,7 +156,7 @@ def test_two_modes_have_their_weights():
     assert_allclose(right.std(axis=0), math.sqrt(25 / 26), rtol=0.25)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", sweep([1, 2, 3], first=1))
 def test_two_modes_far_apart_are_found_or_not_called_converged(seed):
     fit = qbvi.fit(two_modes, qbvi.Normal(0, 20, shape=2), seed=seed)
     assert not fit.converged or abs(fit.evidence - two_modes_evidence(20)) < 0.1
@@ -450,7 +451,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
 
 def test_a_finished_fit_with_a_larger_budget_goes_on(stopped, tmp_path):
     qbvi.fit(skewed, WIDE, **QUICK, checkpoint=tmp_path / "run")
-    larger = {**QUICK, "max_evals": 170}
+    larger = {**QUICK, "max_evals": 140}
     more = qbvi.fit(skewed, WIDE, **larger, checkpoint=tmp_path / "run")
     assert more.n_evals > stopped.n_evals
     assert_same(more, qbvi.fit(skewed, WIDE, **larger))
