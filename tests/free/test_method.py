@@ -10,7 +10,8 @@ import qbvi
 from comparison import assert_same
 from qbvi.families import Gaussian
 from qbvi.free.density import FreeDensity
-from qbvi.free.method import Check
+from qbvi.free.method import Check, Confirmed
+from sweeps import sweep
 
 WIDE = qbvi.Normal(0, 3, shape=2)
 QUICK = {
@@ -28,10 +29,19 @@ class Exact:
         log_p = log_joint(u)
         w = np.exp(log_p - log_p.max())
         self.evidence = math.log(w.sum()) + log_p.max() + math.log((x[1] - x[0]) * (y[1] - y[0]))
-        w /= w.sum()
-        self.mean = w @ u
-        self.cov = (u - self.mean).T * w @ (u - self.mean)
-        self.sd = np.sqrt(np.diagonal(self.cov))
+        self.u, self.w = u, w / w.sum()
+        self.mean, self.sd = self._moments(self.w)
+
+    def _moments(self, w):
+        mean = w @ self.u
+        return mean, np.sqrt(w @ (self.u - mean) ** 2)
+
+    def without_tail(self, share):
+        """Mean and standard deviations without the largest values of the second coordinate."""
+        order = np.argsort(self.u[:, 1])
+        is_in = np.empty(len(order), dtype=bool)
+        is_in[order] = np.cumsum(self.w[order]) < 1 - share
+        return self._moments(self.w * is_in / (self.w @ is_in))
 
 
 def log_normal(u, sd):
@@ -74,7 +84,7 @@ def linear(theta):
 LINEAR_EVIDENCE = 3 * (0.5 * math.log(0.25 / 4.25) - 0.5 / 4.25)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", sweep([1, 2, 3], first=1))
 def test_a_gaussian_posterior_stays_a_gaussian(seed):
     fit = qbvi.fit(linear, qbvi.Normal(0, 2, shape=3), seed=seed)
     assert fit.converged
@@ -90,9 +100,14 @@ def test_a_gaussian_posterior_stays_a_gaussian(seed):
 def test_a_banana_has_the_evidence_and_the_moments_of_quadrature(curved, curved_exact):
     assert curved.converged
     assert isinstance(curved.family, FreeDensity)
-    assert abs(curved.evidence - curved_exact.evidence) < 0.1
-    assert_allclose(curved.sd, curved_exact.sd, rtol=0.15)
-    assert np.all(np.abs(curved.mean - curved_exact.mean) < 0.2 * curved_exact.sd)
+    assert abs(curved.evidence - curved_exact.evidence) < max(3 * curved.evidence_se, 0.05)
+    # The tolerance of 0.05 nats permits a posterior without 5 % of the mass, and that is in the tails of both arms.
+    # Without the highest 5 % it would be narrower by a tenth and by a fifth; the other 5 % are for sampling.
+    least_mean, least_sd = curved_exact.without_tail(0.05)
+    assert np.all(curved.sd > 0.95 * least_sd)
+    assert np.all(curved.sd < 1.05 * curved_exact.sd)
+    drawn_in = np.abs(least_mean - curved_exact.mean) + 0.1 * curved_exact.sd
+    assert np.all(np.abs(curved.mean - curved_exact.mean) < drawn_in)
 
 
 def test_draws_of_a_banana_are_draws_of_the_posterior(curved, curved_exact):
@@ -141,8 +156,7 @@ def test_two_modes_have_their_weights():
     assert_allclose(right.std(axis=0), math.sqrt(25 / 26), rtol=0.25)
 
 
-@pytest.mark.xfail(reason="no survey where the path was not concave: one mode is returned as converged", strict=False)
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", sweep([1, 2, 3], first=1))
 def test_two_modes_far_apart_are_found_or_not_called_converged(seed):
     fit = qbvi.fit(two_modes, qbvi.Normal(0, 20, shape=2), seed=seed)
     assert not fit.converged or abs(fit.evidence - two_modes_evidence(20)) < 0.1
@@ -218,14 +232,13 @@ def test_the_tolerance_must_be_positive():
         qbvi.Free(tol=0.0)
 
 
-def test_rounds_of_different_surrogates_give_one_evidence(stopped):
+def test_rounds_of_different_surrogates_give_one_evidence():
     """log Z differs between rounds: each round's ratios belong to its own."""
     method, family = qbvi.Free(), Gaussian(2)
     truth = -7.0
     # Each surrogate is exact up to its constant: log joint minus surrogate is truth - log_z at all draws.
-    checks = tuple(Check(np.full(8, truth - log_z), log_z, 0.0, 0.0) for log_z in (-9.0, -7.5, -7.1))
-    state = _state_in_rounds(method, family)._replace(checks=checks)
-    outcome = method.outcome(family, state)
+    checks = [_check(np.full(8, truth - log_z), log_z) for log_z in (-9.0, -7.5, -7.1)]
+    outcome = method.outcome(family, _judged(_state_in_rounds(method, family), checks, best=checks[-1]))
     assert_allclose(outcome.evidence, truth, atol=1e-9)
     assert outcome.missing < 1e-3  # the nearest Gaussian is not quite the surrogate
 
@@ -234,12 +247,48 @@ def test_noise_in_the_values_does_not_raise_the_evidence(rng):
     """The mean of exp(noise) is above one."""
     method, family = qbvi.Free(), Gaussian(2)
     state = _state_in_rounds(method, family)
-    path = state.search.path._replace(noise=0.64)
-    r = 0.8 * rng.standard_normal(20_000)
-    state = state._replace(checks=(Check(r, -3.0, 0.0, 0.0),), search=state.search._replace(path=path))
-    outcome = method.outcome(family, state)
+    state = state._replace(search=state.search._replace(path=state.search.path._replace(noise=0.64)))
+    checks = [_check(0.8 * rng.standard_normal(10_000), -3.0) for _ in range(2)]
+    outcome = method.outcome(family, _judged(state, checks, best=checks[-1]))
+    # The standard error of the log of a mean of 20,000 such exponentials is 0.007; the tolerance is seven of them.
     assert_allclose(outcome.evidence, -3.0, atol=0.05)  # without the correction it is -2.68
     assert_allclose(outcome.elbo, -3.0, atol=0.05)
+
+
+def test_rounds_that_did_not_settle_give_the_one_that_was_confirmed_best():
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    good, bad = _check(np.full(8, 0.01), 3.0), _check(np.full(8, 2.0), 5.0)._replace(change=1.0)
+    outcome = method.outcome(family, _judged(state, [good, bad], best=good))
+    assert_allclose(outcome.evidence, 3.01, atol=1e-9)
+
+
+@pytest.mark.parametrize("doubt", ["error", "change", "hope"])
+def test_a_round_with_open_nats_does_not_settle(doubt):
+    method, family = qbvi.Free(), Gaussian(2)
+    state, sure = _state_in_rounds(method, family), _check(np.zeros(8), 0.0)
+    for check, is_settled in [(sure, True), (sure._replace(**{doubt: 1.0}), False)]:
+        assert (method._gap(_judged(state, [sure, check], best=sure)) < method.tol) == is_settled
+
+
+def test_rounds_that_are_worse_than_the_gaussian_of_the_search_give_that_gaussian():
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    worse = _check(np.zeros(8), -3.0)._replace(change=1.0)
+    outcome = method.outcome(family, _judged(state, [worse], best=worse))
+    assert outcome.density is family
+    # The function is an unscaled normal density, and the search finds it exactly.
+    assert_allclose(outcome.elbo, math.log(2 * math.pi), atol=1e-6)
+
+
+def _check(r, log_z):
+    """A round that leaves nothing open."""
+    return Check(r, log_z, error=0.0, change=0.0, hope=0.0)
+
+
+def _judged(state, checks, best):
+    """The state after some rounds, of which one was confirmed best."""
+    return state._replace(checks=tuple(checks), best=Confirmed(state.current, best, doubt=0.0))
 
 
 def _state_in_rounds(method, family):
@@ -402,7 +451,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
 
 def test_a_finished_fit_with_a_larger_budget_goes_on(stopped, tmp_path):
     qbvi.fit(skewed, WIDE, **QUICK, checkpoint=tmp_path / "run")
-    larger = {**QUICK, "max_evals": 170}
+    larger = {**QUICK, "max_evals": 140}
     more = qbvi.fit(skewed, WIDE, **larger, checkpoint=tmp_path / "run")
     assert more.n_evals > stopped.n_evals
     assert_same(more, qbvi.fit(skewed, WIDE, **larger))

@@ -22,7 +22,19 @@ def surveyed(function, mode, cov, prior, seed=1):
     apart = theta - mode
     expected = top - 0.5 * np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1)
     survey = survey.drawn(theta, function(theta), function(theta) - expected, RULE)
-    return survey if survey.is_over else survey.walked(function(survey.ask(prior, mode, RULE, rng)), top, RULE)
+    if survey.is_over:
+        return survey
+    theta = survey.ask(prior, mode, RULE, rng)
+    return survey.walked(theta, function(theta), top, RULE)
+
+
+def walked(lines, ends, along, top=0.0):
+    """The starts of lines in one dimension from ``lines`` to a mode at zero, with values ``along`` them."""
+    survey = Survey(np.array(lines)[:, None], np.array(ends), np.empty((0, 1)), False)
+    theta = survey.ask(None, np.zeros(1), RULE, None)
+    done = survey.walked(theta, np.array(along, dtype=float).ravel(), top, RULE)
+    assert done.is_over
+    return done.starts[:, 0]
 
 
 CONCAVE = {
@@ -63,23 +75,56 @@ def test_points_are_spread_over_the_prior():
     theta = Survey.begin(2).ask(prior, np.zeros(2), RULE, np.random.default_rng(1))
     assert len(theta) == RULE.size(2)
     z = (theta - prior.loc) / prior.scale
-    # Two Sobol sequences of five points each: every half of a coordinate has at least two points of each.
+    # Two Sobol sequences of four points each: every half of a coordinate has two points of each.
     assert np.all(np.sum(z > 0, axis=0) >= 4)
     assert np.all(np.sum(z < 0, axis=0) >= 4)
     assert 0.7 < z.std() < 1.4
 
 
+def test_lines_lead_from_the_best_and_the_most_surprising_points():
+    theta = np.arange(6.0)[:, None]
+    y = np.array([-9.0, -1.0, -7.0, -5.0, -np.inf, -3.0])
+    surprise = np.array([2.0, 9.0, 5.0, 1.0, -np.inf, 0.0])
+    survey = Survey.begin(1).drawn(theta, y, surprise, RULE)
+    # One line from the best point, which is not chosen again, and two from the most surprising others.
+    assert_allclose(survey.lines[:, 0], [1, 2, 0])
+    assert_allclose(survey.ends, [-1, -7, -9])
+    assert not survey.is_over
+
+
 def test_lines_lead_from_the_points_to_the_mode():
     mode = np.array([1.0, 2.0])
-    ends = np.array([[5.0, 2.0], [1.0, -2.0]])
-    survey = Survey(ends, np.zeros(2), np.empty((0, 2)), False)
+    survey = Survey(np.array([[7.0, 2.0], [1.0, -4.0]]), np.zeros(2), np.empty((0, 2)), False)
     got = survey.ask(None, mode, RULE, None)
-    assert_allclose(got, [[4, 2], [3, 2], [2, 2], [1, -1], [1, 0], [1, 1]])
+    assert_allclose(got, [[6, 2], [5, 2], [4, 2], [3, 2], [2, 2], [1, -3], [1, -2], [1, -1], [1, 0], [1, 1]])
+
+
+# --- what counts as another hill; the lines below begin at 6, and their points are 5, 4, 3, 2, 1
+
+
+def test_the_start_is_the_best_point_on_the_other_hill():
+    # The point nearest to the mode is better, but beyond the valley: it is on the hill that is known.
+    assert_allclose(walked([6.0], [-9.0], [-6, -4, -20, -8, -1]), [4.0])
+
+
+def test_a_fall_that_is_no_larger_than_the_rule_is_no_valley():
+    assert len(walked([6.0], [-4.0], [-4 - RULE.valley, -4, -3, -2, -1])) == 0
+    assert len(walked([6.0], [-4.0], [-4 - 1.01 * RULE.valley, -4, -3, -2, -1])) == 1
+
+
+def test_a_hill_that_the_line_passes_by_is_a_bend_downward_and_then_upward():
+    # Steps of 10, 2, 2, 10, 1, 1: the line never falls, but it flattens on the other hill before it rises again.
+    # The start is the point before the line bends upward.
+    assert_allclose(walked([6.0], [-26.0], [-16, -14, -12, -2, -1]), [4.0])
+
+
+def test_a_bend_upward_and_then_downward_is_no_other_hill():
+    # Steps of 1, 1, 10, 10, 3, 1: heavy tails, which rise slowly far from the only hill.
+    assert len(walked([6.0], [-26.0], [-25, -24, -14, -4, -1])) == 0
 
 
 def test_an_impossible_stretch_on_the_way_is_a_valley():
-    survey = Survey(np.array([[4.0]]), np.array([-1.0]), np.empty((0, 1)), False)
-    assert len(survey.walked(np.array([-np.inf, -np.inf, -1.0]), 0.0, RULE).starts) == 1
+    assert_allclose(walked([6.0], [-2.0], [-1, -np.inf, -np.inf, -1, -1]), [5.0])
 
 
 def test_a_prior_without_a_finite_value_ends_the_survey():
@@ -90,7 +135,5 @@ def test_a_prior_without_a_finite_value_ends_the_survey():
 
 
 def test_the_best_start_comes_first():
-    lines = np.array([[1.0], [2.0], [3.0]])
-    survey = Survey(lines, np.array([-9.0, -1.0, -5.0]), np.empty((0, 1)), False)
-    valley = np.tile([-50.0, -50.0, -50.0], 3)
-    assert_allclose(survey.walked(valley, 0.0, RULE).starts[:, 0], [2.0, 3.0, 1.0])
+    valley = np.full((3, RULE.on_line), -50.0)
+    assert_allclose(walked([1.0, 2.0, 3.0], [-9.0, -1.0, -5.0], valley), [2.0, 3.0, 1.0])
