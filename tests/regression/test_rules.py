@@ -126,7 +126,7 @@ def test_a_batch_is_a_sixth_of_the_draws_that_count():
 def test_every_number_of_the_rule_book_can_be_changed_for_one_fit():
     """A tenth of the first radius: the same answer, by other steps."""
     prior, target = qbvi.Normal(0, 10, shape=2), lambda x: -0.5 * np.sum((x - 3) ** 2)
-    usual = qbvi.fit(target, prior, seed=1)
+    usual = qbvi.fit(target, prior, method="regression", seed=1)
     rules = Rules(trust_region=dataclasses.replace(RULE, first_radius=0.01))
     short = qbvi.fit(target, prior, method=qbvi.Regression(rules=rules), seed=1)
     assert short.converged
