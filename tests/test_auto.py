@@ -25,7 +25,7 @@ def test_it_walks_to_a_posterior_many_standard_deviations_away(far):
     direction = rng.standard_normal(10)
     mean = far * np.linalg.cholesky(shape.cov) @ direction / np.linalg.norm(direction)
     target = GaussianTarget(mean, shape.cov)
-    fit = fit_target(target)
+    fit = fit_target(target, family="full")
     assert fit.converged
     assert gap(fit, target) < 0.01
     assert fit.n_evals < 600
@@ -121,7 +121,7 @@ def test_a_boundary_that_the_posterior_hardly_touches_is_survived_and_one_that_c
         return lambda t: np.where(t[:, 0] > edge, -0.5 * np.sum((t - 1) ** 2, axis=1), -np.inf)
 
     options = {"vectorized": True, "on_failure": "exclude", "seed": 1}
-    survived = qbvi.fit(cut_at(-3.0), qbvi.Flat(shape=4), **options)
+    survived = qbvi.fit(cut_at(-3.0), qbvi.Flat(shape=4), **options, family="full")
     assert survived.converged
     np.testing.assert_allclose(survived.mean, 1, atol=0.01)
     cut = qbvi.fit(cut_at(0.5), qbvi.Flat(shape=4), **options, family="full")
@@ -183,7 +183,7 @@ class GaussianNoise:
 def test_the_gap_predicted_under_noise_is_that_of_the_noise():
     """Half a nat of noise at every value: it settles within its budget, near what averaging allows."""
     target = GaussianTarget.random(np.random.default_rng(7), 4, 10.0)
-    fit = fit_target(GaussianNoise(target, 0.5, np.random.default_rng(8)))
+    fit = fit_target(GaussianNoise(target, 0.5, np.random.default_rng(8)), family="full")
     assert fit.converged, fit.stop_reason
     assert gap(fit, target) < 0.03
 
