@@ -19,6 +19,7 @@ from qbvi.regression.rules import (
     Weighting,
     secant_share,
 )
+from sweeps import sweep
 
 RULE = TrustRegion()
 
@@ -143,7 +144,7 @@ def test_the_rule_book_is_plain_data():
             setattr(getattr(rules, part.name), dataclasses.fields(getattr(rules, part.name))[0].name, 0)
 
 
-@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("unit", sweep([1e-3, 1.0, 1e3, 1e-9], first=1))
 @pytest.mark.parametrize("method", ["regression", "ridge"])
 def test_a_regression_in_any_units_is_found_from_zero(method, unit):
     """A line with unknown noise, a flat prior: far from the start, the gradient exceeds the radius by many decades."""
