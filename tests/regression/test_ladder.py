@@ -1,4 +1,7 @@
-"""Any scale: parameters and data in any units, flat and wide priors, from a start at zero."""
+"""Any scale: parameters and data in any units, flat and wide priors, from a start at zero.
+
+The fits are full Gaussians, by regression, which is what the ladder belongs to.
+"""
 
 import numpy as np
 import pytest
@@ -60,7 +63,7 @@ def linear(y_unit, x_unit, n=50):
 @pytest.mark.parametrize(("y_unit", "x_unit"), [(1e9, 1.0), (1e9, 1e-9), (1e6, 1.0), (1e-9, 1.0), (1.0, 1e9)])
 def test_a_regression_in_raw_units_with_flat_priors_settles(y_unit, x_unit):
     log_likelihood, b, log_sd = linear(y_unit, x_unit)
-    fit = qbvi.fit(log_likelihood, {"b": qbvi.Flat(2), "log_sd": qbvi.Flat(())}, seed=1, max_evals=1500)
+    fit = qbvi.fit(log_likelihood, {"b": qbvi.Flat(2), "log_sd": qbvi.Flat(())}, family="full", seed=1, max_evals=1500)
     assert fit.converged
     # The marginal posterior of b is a t distribution around least squares, that of log sd is skewed.
     np.testing.assert_array_less(np.abs(fit.mean["b"] - b) / fit.sd["b"], 0.15)
@@ -71,7 +74,7 @@ def test_a_regression_in_raw_units_with_flat_priors_settles(y_unit, x_unit):
 def test_a_regression_in_raw_units_with_wide_priors_settles(width):
     log_likelihood, b, _ = linear(1e6, 1.0)
     prior = {"b": qbvi.Normal(0, width, shape=2), "log_sd": qbvi.Normal(0, 10)}
-    fit = qbvi.fit(log_likelihood, prior, seed=1, max_evals=1500)
+    fit = qbvi.fit(log_likelihood, prior, family="full", seed=1, max_evals=1500)
     assert fit.converged
     shrunk = b * (1 - (fit.sd["b"] / width) ** 2)
     np.testing.assert_array_less(np.abs(fit.mean["b"] - shrunk) / fit.sd["b"], 0.15)
@@ -79,7 +82,7 @@ def test_a_regression_in_raw_units_with_wide_priors_settles(width):
 
 @pytest.mark.parametrize(("loc", "sd"), [(1e9, 1.0), (1.0, 1e-9), (1e9, 1e9), (-1e9, 1e3)])
 def test_a_location_at_any_distance_is_found_exactly(loc, sd):
-    fit = qbvi.fit(lambda x: -0.5 * ((x - loc) / sd) ** 2, qbvi.Flat(()), seed=0, max_evals=400)
+    fit = qbvi.fit(lambda x: -0.5 * ((x - loc) / sd) ** 2, qbvi.Flat(()), family="full", seed=0, max_evals=400)
     assert fit.converged
     np.testing.assert_allclose([(fit.mean - loc) / sd, fit.sd / sd], [0.0, 1.0], atol=1e-3)
 
@@ -88,12 +91,14 @@ def test_a_location_at_any_distance_is_found_exactly(loc, sd):
 def test_a_scale_parameter_of_any_size_is_found(scale):
     z = np.random.default_rng(0).standard_normal(30)
     prior = qbvi.Flat((), qbvi.Positive())
-    fit = qbvi.fit(lambda s: -0.5 * np.sum((scale * z / s) ** 2) - 30 * np.log(s), prior, seed=0, max_evals=600)
+    fit = qbvi.fit(
+        lambda s: -0.5 * np.sum((scale * z / s) ** 2) - 30 * np.log(s), prior, family="full", seed=0, max_evals=600
+    )
     assert fit.converged
     # sigma^2 is inverse gamma with shape (30 - 1) / 2 under the flat prior
     np.testing.assert_allclose(fit.sd / fit.mean, 1 / np.sqrt(2 * 29), rtol=0.1)
 
 
 def test_a_log_likelihood_beyond_all_squares_is_zero_likelihood():
-    fit = qbvi.fit(lambda x: -0.5 * x**2 if x < 1 else -1e200, qbvi.Normal(0, 0.1), seed=1)
+    fit = qbvi.fit(lambda x: -0.5 * x**2 if x < 1 else -1e200, qbvi.Normal(0, 0.1), family="full", seed=1)
     assert fit.converged

@@ -7,11 +7,12 @@ import qbvi
 from oracles import labour
 from qbvi.arrange import arrange
 from qbvi.model import Model
-from qbvi.regression.look import PriorLook, PriorScale
+from qbvi.regression.look import Path, PriorLook, PriorScale
 from qbvi.regression.rules import LookRule
 from sweeps import sweep
 
 RULE = LookRule()
+ELSEWHERE = Path(mean=np.full(2, -1e3), top=-np.inf)  # a path that no round of a look comes near
 PRIOR = {"m": qbvi.Uniform(-5, 0.5), "b": qbvi.Uniform(0, 10), "log_f": qbvi.Uniform(-10, 1)}
 TRUTH = {"m": -0.96, "b": 4.29, "log_f": np.log(0.534)}
 
@@ -35,8 +36,8 @@ def line(seed):
 @pytest.mark.parametrize("seed", sweep(range(20), first=2))
 def test_the_main_mode_is_found_where_paths_from_the_centre_lead_elsewhere(data, seed):
     """One start ends 50 to 150 nats below on most seeds."""
-    found = qbvi.fit(line(data), PRIOR, seed=seed)
-    best = qbvi.fit(line(data), PRIOR, init=TRUTH, seed=1)
+    found = qbvi.fit(line(data), PRIOR, family="full", seed=seed)
+    best = qbvi.fit(line(data), PRIOR, init=TRUTH, family="full", seed=1)
     assert found.converged, found.stop_reason
     assert found.elbo > best.elbo - 0.5  # four standard errors of the difference
     assert found.n_evals < 500
@@ -46,7 +47,7 @@ def test_the_main_mode_is_found_where_paths_from_the_centre_lead_elsewhere(data,
 def test_priors_with_laws_of_their_own_are_searched_too(prior):
     """Their parameters are on the unconstrained scale by default. One start ends 120 nats below."""
     f, priors = line(2), {"m": PRIOR["m"], "b": qbvi.Exponential(0.2), "f": prior}
-    found = qbvi.fit(lambda p: f({**p, "log_f": np.log(p["f"])}), priors, seed=0)
+    found = qbvi.fit(lambda p: f({**p, "log_f": np.log(p["f"])}), priors, family="full", seed=0)
     assert found.converged, found.stop_reason
     assert found.elbo > -46  # the main mode has -44.8 and -41.0
     asked, _ = arrange(priors, {"f": "gamma"})
@@ -54,7 +55,7 @@ def test_priors_with_laws_of_their_own_are_searched_too(prior):
 
 
 def test_one_start_means_one_start():
-    fits = [qbvi.fit(line(2), PRIOR, n_starts=1, seed=seed) for seed in range(2)]
+    fits = [qbvi.fit(line(2), PRIOR, n_starts=1, family="full", seed=seed) for seed in range(2)]
     assert all(fit.elbo < -60 for fit in fits)  # the main mode has -42
 
 
@@ -64,7 +65,11 @@ def test_a_log_concave_posterior_pays_nothing(rng, seed):
     y = (rng.random(60) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5]))).astype(float)
     fits = [
         qbvi.fit(
-            lambda b: y @ (X @ b) - np.logaddexp(0, X @ b).sum(), qbvi.Normal(0, 2, shape=3), n_starts=n, seed=seed
+            lambda b: y @ (X @ b) - np.logaddexp(0, X @ b).sum(),
+            qbvi.Normal(0, 2, shape=3),
+            n_starts=n,
+            family="full",
+            seed=seed,
         )
         for n in (1, "auto")
     ]
@@ -75,7 +80,7 @@ def test_a_log_concave_posterior_pays_nothing(rng, seed):
 def test_a_first_batch_that_determines_no_curvature_proves_nothing():
     """Sixteen points for 44 coefficients: with this seed the first regression of Labour seems to curve upward."""
     problem = labour()
-    options = {"vectorized": True, "seed": 15}
+    options = {"vectorized": True, "family": "full", "seed": 15}
     fits = [
         qbvi.fit(problem.log_likelihood, qbvi.Normal(0, 5**0.5, shape=8), n_starts=n, **options) for n in (1, "auto")
     ]
@@ -93,18 +98,18 @@ def test_a_failure_during_a_look_is_no_error():
             raise ValueError(msg)
         return function(p)
 
-    fit = qbvi.fit(fragile, PRIOR, seed=1)
+    fit = qbvi.fit(fragile, PRIOR, family="full", seed=1)
     assert seen  # the look went there
     assert fit.converged
     assert fit.n_failed == len(seen)
     with pytest.raises(qbvi.EvaluationError, match="the solver gave up"):
-        qbvi.fit(fragile, PRIOR, init={"m": -1.0, "b": 9.5, "log_f": -1.0}, seed=1)
+        qbvi.fit(fragile, PRIOR, init={"m": -1.0, "b": 9.5, "log_f": -1.0}, family="full", seed=1)
 
 
 def test_ask_and_a_run_that_was_killed_in_the_look_come_to_the_same_bits(tmp_path):
     function, calls = line(2), []
-    whole = qbvi.fit(function, PRIOR, seed=3)
-    ask = qbvi.Ask(PRIOR, seed=3)
+    whole = qbvi.fit(function, PRIOR, family="full", seed=3)
+    ask = qbvi.Ask(PRIOR, family="full", seed=3)
     while not ask.done:
         points = ask.ask()
         ask.tell(points, [function(point) for point in points])
@@ -116,8 +121,8 @@ def test_ask_and_a_run_that_was_killed_in_the_look_come_to_the_same_bits(tmp_pat
             raise KeyboardInterrupt
         return function(p)
 
-    qbvi.fit(interrupted, PRIOR, seed=3, checkpoint=tmp_path / "run", on_mismatch="keep")
-    resumed = qbvi.fit(interrupted, PRIOR, seed=3, checkpoint=tmp_path / "run", on_mismatch="keep")
+    qbvi.fit(interrupted, PRIOR, family="full", seed=3, checkpoint=tmp_path / "run", on_mismatch="keep")
+    resumed = qbvi.fit(interrupted, PRIOR, family="full", seed=3, checkpoint=tmp_path / "run", on_mismatch="keep")
     np.testing.assert_array_equal(resumed.q, whole.q)
     assert len(calls) <= whole.n_evals + 1
 
@@ -138,7 +143,7 @@ def test_rounds_close_in_on_the_better_of_two_modes(rng):
     assert len(look.ask(prior, RULE, rng)) == RULE.first * RULE.batch(2)
     while not look.is_over:
         theta = look.ask(prior, RULE, rng)
-        look = look.tell(theta, log_joint(theta), RULE)
+        look = look.tell(theta, log_joint(theta), RULE, ELSEWHERE)
     point, top = look.top
     assert top > -6
     assert np.all(np.abs(point - 12) < 7)
@@ -146,7 +151,7 @@ def test_rounds_close_in_on_the_better_of_two_modes(rng):
 
 
 def test_a_look_that_sees_nothing_ends():
-    look = PriorLook.begin(2, 0).tell(np.zeros((12, 2)), np.full(12, -np.inf), RULE)
+    look = PriorLook.begin(2, 0).tell(np.zeros((12, 2)), np.full(12, -np.inf), RULE, ELSEWHERE)
     assert look.is_over
 
 
@@ -162,7 +167,7 @@ def two_modes(x):
 
 def test_a_small_budget_is_not_spent_on_a_look():
     """The longest look takes 132 evaluations: with less than five times that, the fit is that of one start."""
-    prior, options = qbvi.Normal(0, 4, shape=2), {"max_evals": RULE.least_budget(2) - 1, "seed": 0}
+    prior, options = qbvi.Normal(0, 4, shape=2), {"max_evals": RULE.least_budget(2) - 1, "family": "full", "seed": 0}
     one, auto = (qbvi.fit(two_modes, prior, n_starts=n, **options) for n in (1, "auto"))
     np.testing.assert_array_equal(one.q, auto.q)
 
@@ -175,9 +180,9 @@ def test_the_closing_draws_still_raise():
         calls.append(1)
         return np.nan if len(calls) > whole.n_evals - 20 else function(p)
 
-    whole = qbvi.fit(function, PRIOR, seed=3)
+    whole = qbvi.fit(function, PRIOR, family="full", seed=3)
     with pytest.raises(qbvi.EvaluationError, match="nan"):
-        qbvi.fit(fails_late, PRIOR, seed=3)
+        qbvi.fit(fails_late, PRIOR, family="full", seed=3)
 
 
 def test_a_vectorised_function_that_raises_loses_only_the_points_to_blame():
@@ -190,7 +195,7 @@ def test_a_vectorised_function_that_raises_loses_only_the_points_to_blame():
             raise ValueError(msg)
         return np.array([function({name: values[i] for name, values in p.items()}) for i in range(len(p["b"]))])
 
-    fit = qbvi.fit(fragile, PRIOR, vectorized=True, seed=1)
+    fit = qbvi.fit(fragile, PRIOR, vectorized=True, family="full", seed=1)
     assert seen
     assert fit.converged
     assert fit.n_failed < 20

@@ -19,6 +19,7 @@ from qbvi.regression.rules import (
     Weighting,
     secant_share,
 )
+from sweeps import sweep
 
 RULE = TrustRegion()
 
@@ -126,7 +127,7 @@ def test_a_batch_is_a_sixth_of_the_draws_that_count():
 def test_every_number_of_the_rule_book_can_be_changed_for_one_fit():
     """A tenth of the first radius: the same answer, by other steps."""
     prior, target = qbvi.Normal(0, 10, shape=2), lambda x: -0.5 * np.sum((x - 3) ** 2)
-    usual = qbvi.fit(target, prior, seed=1)
+    usual = qbvi.fit(target, prior, method="regression", seed=1)
     rules = Rules(trust_region=dataclasses.replace(RULE, first_radius=0.01))
     short = qbvi.fit(target, prior, method=qbvi.Regression(rules=rules), seed=1)
     assert short.converged
@@ -143,7 +144,7 @@ def test_the_rule_book_is_plain_data():
             setattr(getattr(rules, part.name), dataclasses.fields(getattr(rules, part.name))[0].name, 0)
 
 
-@pytest.mark.parametrize("unit", [1e-9, 1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("unit", sweep([1e-3, 1.0, 1e3, 1e-9], first=1))
 @pytest.mark.parametrize("method", ["regression", "ridge"])
 def test_a_regression_in_any_units_is_found_from_zero(method, unit):
     """A line with unknown noise, a flat prior: far from the start, the gradient exceeds the radius by many decades."""
