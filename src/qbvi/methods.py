@@ -152,5 +152,5 @@ def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time:
     if max_time is not None:
         positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
-    reserve = 0 if evals is None else min(algorithm.fresh_draws(evals), evals // RESERVE)
+    reserve = 0 if evals is None else min(algorithm.reserved_draws(evals), evals // RESERVE)
     return Budget(evals, None if max_time is None else max_time / n_starts, reserve)

@@ -140,6 +140,10 @@ class Algorithm(ABC):
     def fresh_draws(self, n_evals: int) -> int:
         """Number of fresh draws for the bound and k-hat, after ``n_evals`` evaluations."""
 
+    def reserved_draws(self, n_evals: int) -> int:
+        """Evaluations of a budget of ``n_evals`` that are kept for the fresh draws."""
+        return self.fresh_draws(n_evals)
+
     @abstractmethod
     def start_scale(self, scale: Array) -> Array:
         """Standard deviations of the initial q, given those of the prior."""

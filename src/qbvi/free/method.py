@@ -174,6 +174,10 @@ class Free(Algorithm):
         """As the first part, if the fit ends before the rounds begin."""
         return self.first.fresh_draws(n_evals)
 
+    def reserved_draws(self, n_evals: int) -> int:
+        """None: the rounds check themselves."""
+        return 0
+
     def start_scale(self, scale: Array) -> Array:
         """As the first part."""
         return self.first.start_scale(scale)

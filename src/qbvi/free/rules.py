@@ -110,7 +110,7 @@ class Rounds:
     hope: float = 3.0
     lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
-    most_noise: float = 1.0  # standard deviation of the function's noise up to which rounds pay
+    most_noise: float = 0.2  # standard deviation of the function's noise up to which rounds pay
 
     def checks(self, d: int, n_evals: int) -> int:
         """Draws of a round that check the posterior."""
