@@ -727,8 +727,8 @@ def _explained(what: str) -> Iterator[None]:
     """Turn the errors of arithmetic into ours."""
     try:
         yield
-    except (ArithmeticError, np.linalg.LinAlgError, ValueError) as error:
-        if isinstance(error, ValueError) and "infs or NaNs" not in str(error):
+    except (ArithmeticError, ValueError) as error:  # LinAlgError is a ValueError
+        if type(error) is ValueError and "infs or NaNs" not in str(error):
             raise  # what a user's own function or rule raises is for the user
         msg = f"nothing can be computed from {what} ({type(error).__name__}: {error}); {_EXTREME}"
         raise EvaluationError(msg) from error
