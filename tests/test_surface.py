@@ -13,7 +13,7 @@ import qbvi
 import surface
 from qbvi.progress import Progress
 
-EVERY = 7
+EVERY = 21
 calls = 0
 
 

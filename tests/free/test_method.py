@@ -362,11 +362,11 @@ def test_a_function_that_sometimes_fails():
         return skewed(x)
 
     fit = qbvi.fit(fragile, WIDE, seed=2, on_failure="exclude")
-    assert fit.stop_kind is qbvi.ending.StopKind.FAILURES
     assert fit.n_failed > 10
     # A failure is not a likelihood of zero: the evidence does not fall by the share of failures, 0.29 nats.
     assert abs(fit.evidence - whole.evidence) < 0.1
-    assert not fit.converged
+    # They come everywhere alike, so they take nothing away from the posterior.
+    assert fit.converged
 
 
 # --- interruptions

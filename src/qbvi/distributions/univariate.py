@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import betaln, gammaln
 
+from qbvi.arguments import flag
 from qbvi.arrays import Array, array_namespace
 from qbvi.distributions.base import Independent, InFamily, Spec
 from qbvi.distributions.normal import GaussianInU
@@ -317,9 +318,9 @@ class Uniform(Independent):
         super().__init__(Real(), shape, {"low": low, "high": high})
         ends = self._given["low"], self._given["high"]
         self.support = Interval(*ends)  # also refuses ends in the wrong order
-        if periodic:
+        self.periodic = flag("periodic", periodic)
+        if self.periodic:
             self.support = Periodic(ends[1] - ends[0], ends[0])
-        self.periodic = periodic
 
     def to_spec(self) -> Spec:
         """Describe this prior as plain data."""
