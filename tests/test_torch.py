@@ -69,7 +69,7 @@ def exact(X, y):
 
 def test_linear_module_with_squared_error_has_its_closed_form_posterior(data):
     likelihood = linear()
-    fit = qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=data, seed=1)
+    fit = qbvi.fit(likelihood, likelihood.prior, vectorized=True, data=data, family="full", seed=1)
     mean, cov = exact(*data)
     assert fit.converged
     # A Gaussian target is fitted exactly by the regression, up to rounding.

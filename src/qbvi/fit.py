@@ -434,7 +434,6 @@ def _plain(init: Any) -> Any:
 
 def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, limits: Mapping[str, Any]) -> None:
     """Refuse options that do not suit the function, or that do not work on a device."""
-    warn_if_nothing_to_share(limits["executor"], vectorized)
     is_sharded = isinstance(log_likelihood, ShardedLikelihood)
     given = next((name for name, value in limits.items() if value is not None), None)
     if is_sharded and not vectorized:
@@ -449,6 +448,7 @@ def _check_calls(backend: Backend, log_likelihood: Any, vectorized: bool | int, 
         raise ValueError(msg)
     if not backend.is_host and not vectorized and callable(log_likelihood):
         backend.mapped(log_likelihood)  # raises an error if the library has no vmap
+    warn_if_nothing_to_share(limits["executor"], vectorized)
 
 
 def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorithm: Algorithm) -> str:
