@@ -95,7 +95,14 @@ class Integration:
 class Rounds:
     """The rounds of evaluations, and when they end."""
 
-    begin: float = 1.0  # nats to the best Gaussian below which the rounds begin
+    # The rounds begin when the best Gaussian is so near, in nats ...
+    begin: float = 1.0
+    # ... or when the last step was so short, in nats, and the newest draws are on average so far
+    # below the best value. Draws from a Gaussian posterior are half a nat below for each dimension.
+    short: float = 2.0
+    short_limited: float = 0.3  # instead of that, if a rule of the regression limited the step
+    near: float = 3.0
+    near_each: float = 1.0
     walled: float = 0.25  # share of points with zero likelihood from which no Gaussian is found ...
     walled_points: int = 4  # ... and rounds begin with so many finite points for each dimension
     fewest: int = 4  # draws of a round that check the posterior; as many more explore
@@ -122,10 +129,16 @@ class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
+    better: float = 3.0  # nats by which one of them must be better than the centre to start there
     best: int = 1  # lines to the mode from the best of them ...
-    surprising: int = 2  # ... and from those that the Gaussian predicts worst
+    surprising: int = 2  # ... and from those that the Gaussians predict worst
+    inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise
     on_line: int = 5  # points on each line
-    valley: float = 1.0  # nats by which the log joint must fall along a line
+    unprobed: int = 2  # iterations of a new path, after which each one draws a line to the mode ...
+    on_probe: int = 3  # ... with so many points on it: it is given up if there is no valley
+    valley: float = 1.0  # nats by which the log joint must fall along a line ...
+    shallow: float = 0.05  # ... and part of the nats from there to the mode
+    hurry: int = 15  # evaluations, likewise, after which the first path may look at the prior
     patience: int = 30  # evaluations, for each dimension and one more, that a new start may take
     most_modes: int = 4
     apart: float = 3.0  # standard deviations between the means of two modes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.free.base import Base
 from qbvi.free.rules import FreeRules
-from qbvi.free.survey import Survey
+from qbvi.free.survey import Survey, falls, line
 from qbvi.protocol import Info, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
@@ -29,17 +29,24 @@ class Mode(NamedTuple):
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
     bound: float  # lower bound there
-    n_evals: int  # evaluations of the path to it
+    top: float  # best log joint on the path to it
+    n_evals: int  # evaluations of that path
+
+    def square(self, theta: Floats) -> Floats:
+        """Squared distances of points (n, d), in standard deviations: (n,)."""
+        apart = theta - self.mean
+        return np.asarray(np.sum(apart * np.linalg.solve(self.cov, apart.T).T, axis=1))
 
 
 class SearchState(NamedTuple):
     """The present path, the survey of the prior, and the modes so far."""
 
     path: RegressionState
-    survey: Survey | None  # None before it begins, or if there is none
+    survey: Survey | None  # None if there is none
     modes: tuple[Mode, ...]
     starts: Floats  # (m, d) points on other hills that are still to be tried
     n_path: int  # evaluations of the present path
+    n_aimed: int  # modes when lines were last chosen
     is_over: bool
 
 
@@ -63,30 +70,36 @@ class Search:
 
     def init(self, family: Any, q: Array) -> SearchState:
         """State before the first iteration."""
-        none = np.empty((0, family.dim))
-        return SearchState(self.method.init(family, q), None, (), none, 0, False)
+        survey = None if self.prior is None else Survey.begin(np.asarray(family.mean(q)))
+        return SearchState(self.method.init(family, q), survey, (), np.empty((0, family.dim)), 0, 0, False)
 
     def is_exploring(self, state: SearchState) -> bool:
-        """Whether the next points are those of a survey, or of a look at the prior."""
-        is_surveying = state.survey is not None and not state.survey.is_over
-        return is_surveying or self.method.is_exploring(state.path)
+        """Whether the next points are those of a survey, or of a search for a start."""
+        return _is_surveying(state) or self._path(state).is_exploring(state.path)
 
     def ask(self, family: Any, state: SearchState, rng: np.random.Generator) -> Array:
         """The next points: (n, d)."""
-        if state.survey is not None and self.prior is not None and not state.survey.is_over:
-            return state.survey.ask(self.prior, state.modes[0].mean, self.rules.survey, rng)
-        return self.method.ask(family, state.path, rng)
+        if state.survey is not None and self.prior is not None and state.survey.is_due:
+            return state.survey.ask(self.prior, self.rules.survey, rng)
+        theta = self._path(state).ask(family, state.path, rng)
+        return np.concatenate([theta, self._probe(family, state)])
 
     def tell(
         self, family: Any, eta: Array, state: SearchState, theta: Array, values: Values
     ) -> tuple[SearchState, Info]:
         """Make one iteration of the path, or one round of the survey."""
-        if state.survey is not None and not state.survey.is_over:
-            info = Info(np.float64(state.modes[0].bound), np.empty(0), math.inf, math.nan, 0.0, True, True)
+        if _is_surveying(state):
+            bound = state.modes[0].bound if state.modes else math.nan
+            info = Info(np.float64(bound), np.empty(0), math.inf, math.nan, 0.0, True, True)
             return self._surveyed(family, state, np.asarray(theta), values), info
-        path, info = self.method.tell(family, eta, state.path, theta, values)
-        state = state._replace(path=path, n_path=state.n_path + len(values.ok))
-        return self._judged(family, state, info), info
+        n = len(values.ok) - len(self._probe(family, state))
+        probed = _finite_or_zero(values)[n:]
+        values = Values(*(None if part is None else part[:n] for part in values))
+        path, info = self._path(state).tell(family, eta, state.path, theta[:n], values)
+        before, state = state, state._replace(path=path, n_path=state.n_path + len(probed) + n)
+        if len(probed) and self._is_captured(family, before, probed):
+            return self._next(family, state._replace(starts=state.starts[:0])), info
+        return self._judged(family, state, values, info), info
 
     def base(self, state: SearchState) -> Base:
         """The mixture of all modes that matter, with weights by their bounds."""
@@ -100,56 +113,101 @@ class Search:
         best = max((mode.bound for mode in state.modes), default=0.0)
         return [mode for mode in state.modes if mode.bound > best - self.rules.survey.worth]
 
-    def _judged(self, family: Any, state: SearchState, info: Info) -> SearchState:
-        """End the path if it has arrived, or if it takes too long."""
-        rule, is_first = self.rules, not state.modes
-        if not self.method.is_exploring(state.path) and float(info.gap) < rule.rounds.begin:
-            q = state.path.q
-            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), state.n_path)
-            is_new = all(
-                min(_apart(mode.mean, other), _apart(other.mean, mode)) > rule.survey.apart for other in state.modes
-            )
-            state = state._replace(modes=(*state.modes, mode) if is_new else state.modes)
-            if is_first:
-                survey = None if self.prior is None else Survey.begin(len(mode.mean))
-                return state._replace(survey=survey, is_over=survey is None)
-            return self._next(family, state if is_new else state._replace(starts=state.starts[:0]))
-        is_long = state.n_path > rule.survey.patience * (family.dim + 1)
-        if not is_first and (is_long or self._is_captured(family, state)):
-            return self._next(family, state._replace(starts=state.starts[:0]))
-        return state
+    def _path(self, state: SearchState) -> Regression:
+        """The method of the present path.
 
-    def _is_captured(self, family: Any, state: SearchState) -> bool:
-        """Whether a further path leads to a mode that is known."""
+        It looks at the prior by itself only if it takes long to the first mode, since the survey
+        does so anyway.
+        """
+        d = state.starts.shape[1]
+        may_look = not state.modes and state.n_path > self.rules.survey.hurry * (d + 1)
+        return self.method if may_look else replace(self.method, prior=None)
+
+    def _is_near(self, state: SearchState, values: Values) -> bool:
+        """Whether the last step was short, and the newest draws are as good as they should be.
+
+        That is, as good as draws from a Gaussian around the best point.
+        """
+        rule, path, y = self.rules.rounds, state.path, values.log_joint[values.ok]
+        if self._path(state).is_exploring(path) or path.last_step is None or not len(y):
+            return False
+        n, d = path.store.theta.shape
+        is_high = float(np.max(path.store.y) - y.mean()) < rule.near_each * d + rule.near
+        short = rule.short_limited if path.n_limited else rule.short
+        return is_high and path.last_step.kl < short and n > (d + 1) * (d + 2) // 2
+
+    def _judged(self, family: Any, state: SearchState, values: Values, info: Info) -> SearchState:
+        """End the path if it has arrived, or if it takes too long."""
+        rule = self.rules.survey
+        if float(info.gap) < self.rules.rounds.begin or self._is_near(state, values):
+            q, top = state.path.q, float(np.max(state.path.store.y))
+            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), top, state.n_path)
+            near = rule.apart**2
+            is_new = all(
+                min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in state.modes
+            )
+            modes = (*state.modes, mode) if is_new else state.modes
+            return self._next(family, state._replace(modes=modes, starts=state.starts[:0]))
+        best = max((mode.top for mode in state.modes), default=-math.inf)
+        is_better = float(np.max(state.path.store.y, initial=-math.inf)) > best
+        is_long = state.n_path > rule.patience * (family.dim + 1)
+        return self._next(family, state) if is_long and not is_better else state
+
+    def _probe(self, family: Any, state: SearchState) -> Floats:
+        """Points on the line from a further path to the nearest mode (n, d)."""
+        rule, none = self.rules.survey, np.empty((0, family.dim))
+        is_young = len(state.path.store.past) < rule.unprobed
+        if not state.modes or is_young or self._path(state).is_exploring(state.path):
+            return none
         mean = np.asarray(family.mean(state.path.q))
-        limit = self.rules.survey.apart * math.sqrt(len(mean))
-        return any(_apart(mean, mode) < limit for mode in state.modes)
+        return line(mean, self._nearest(state, mean).mean, rule.on_probe)
+
+    def _is_captured(self, family: Any, state: SearchState, probed: Floats) -> bool:
+        """Whether the log joint rises all the way from a further path to the nearest mode."""
+        mode = self._nearest(state, np.asarray(family.mean(state.path.q)))
+        return not len(falls(np.append(probed, mode.top), self.rules.survey))
+
+    def _nearest(self, state: SearchState, theta: Floats) -> Mode:
+        return min(state.modes, key=lambda mode: float(mode.square(theta[None])[0]))
 
     def _surveyed(self, family: Any, state: SearchState, theta: Floats, values: Values) -> SearchState:
         """Make one round of the survey."""
-        y = np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)
-        mode, rule = state.modes[0], self.rules.survey
-        assert state.survey is not None
-        top = float(np.max(state.path.store.y))
-        if not len(state.survey.ends):
-            apart = theta - mode.mean
-            expected = top - 0.5 * np.sum(apart * np.linalg.solve(mode.cov, apart.T).T, axis=1)
-            survey = state.survey.drawn(theta, y, y - expected, rule)
-        else:
-            survey = state.survey.walked(theta, y, top, rule)
-        state = state._replace(survey=survey, starts=survey.starts)
-        return self._next(family, state) if survey.is_over else state
+        y, survey = _finite_or_zero(values), state.survey
+        assert survey is not None
+        if len(survey.lines):
+            survey, starts = survey.walked(theta, y, self.rules.survey)
+            return self._next(family, state._replace(survey=survey, starts=starts))
+        state = state._replace(survey=survey.drawn(theta, y))
+        best = int(np.argmax(y))
+        if not y[best] > y[0] + self.rules.survey.better:  # the first point is the start of the path
+            return state
+        return state._replace(path=self.method.init(family, self._start(family, theta[best])))
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
-        """Start from the next point on another hill; the search is over if there is none."""
-        if not len(state.starts) or len(state.modes) >= self.rules.survey.most_modes or self.prior is None:
+        """Start from the next point on another hill, or choose lines to a new mode, or end."""
+        survey = state.survey
+        if survey is None or len(state.modes) >= self.rules.survey.most_modes:
             return state._replace(is_over=True)
-        q = family.start(state.starts[0], self.method.start_scale(np.asarray(self.prior.scale)))
-        path = self.method.init(family, q)._replace(noise=state.path.noise)
-        return state._replace(path=path, starts=state.starts[1:], n_path=0)
+        if len(state.starts):
+            path = self.method.init(family, self._start(family, state.starts[0]))._replace(noise=state.path.noise)
+            return state._replace(path=path, starts=state.starts[1:], n_path=0)
+        if state.n_aimed == len(state.modes):
+            return state._replace(is_over=True)
+        means, tops = np.stack([mode.mean for mode in state.modes]), np.array([mode.top for mode in state.modes])
+        predicted = np.stack([mode.top - 0.5 * mode.square(survey.theta) for mode in state.modes])
+        survey = survey.aimed(means, tops, predicted, self.rules.survey)
+        return state._replace(survey=survey, n_aimed=len(state.modes), is_over=survey.is_over)
+
+    def _start(self, family: Any, point: Floats) -> Array:
+        """A narrow Gaussian around a point (d,)."""
+        assert self.prior is not None
+        return family.start(point, self.method.start_scale(np.asarray(self.prior.scale)))
 
 
-def _apart(mean: Floats, mode: Mode) -> float:
-    """Distance of a point (d,) from a mode, in the mode's standard deviations."""
-    apart = mean - mode.mean
-    return float(np.sqrt(apart @ np.linalg.solve(mode.cov, apart)))
+def _is_surveying(state: SearchState) -> bool:
+    return state.survey is not None and state.survey.is_due
+
+
+def _finite_or_zero(values: Values) -> Floats:
+    """Log joints (n,), minus infinity where the function failed."""
+    return np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)

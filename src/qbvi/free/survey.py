@@ -1,9 +1,10 @@
-"""A survey of the prior, for other modes than the one that was found.
+"""A survey of the prior, for other modes than those that were found.
 
-A few points are spread over the prior. Straight lines lead from some of them to the mode: from the
-best ones, and from those that the Gaussian around the mode predicts worst. If the log joint falls
-on the way to the mode before it rises, there is another hill, and the search for a Gaussian starts
-again there. A log-concave function never does so.
+A few points are spread over the prior before the search begins. When a mode is found, straight
+lines lead to it from some of them: from the best one, and from those where the log joint is highest
+above what the Gaussians around the known modes predict. If the log joint falls on the way to the
+mode before it rises, there is another hill, and the search for a Gaussian starts again there. A
+log-concave function never does so. If that leads to a new mode, more lines follow.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from qbvi.free.rules import SurveyRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
-__all__ = ["Survey"]
+__all__ = ["Survey", "falls", "line"]
 
 Floats = NDArray[np.float64]
 
@@ -25,49 +26,86 @@ Floats = NDArray[np.float64]
 class Survey(NamedTuple):
     """The points of a survey, and where to start from next."""
 
-    lines: Floats  # (k, d) points from which lines lead to the mode; empty before the first round
-    ends: Floats  # (k,) log joints there
-    starts: Floats  # (m, d) points that may be on other hills
+    theta: Floats  # (n, d) the start of the path, and points that are spread over the prior
+    y: Floats  # (n,) log joints there; empty before they are evaluated
+    is_used: NDArray[np.bool_]  # (n,) whether a line led from there
+    lines: Floats  # (k, 2, d) first and last points of the lines; empty if none is due
+    ends: Floats  # (k, 2) log joints there
     is_over: bool
 
     @classmethod
-    def begin(cls, d: int) -> Survey:
+    def begin(cls, start: Floats) -> Survey:
         """Nothing evaluated yet."""
-        return cls(np.empty((0, d)), np.empty(0), np.empty((0, d)), False)
+        none = np.empty(0)
+        return cls(start[None], none, none.astype(bool), np.empty((0, 2, len(start))), np.empty((0, 2)), False)
 
-    def ask(self, prior: PriorScale, mode: Floats, rule: SurveyRule, rng: np.random.Generator) -> Floats:
-        """Points over the prior, then on the lines to the mode (d,)."""
-        d = len(mode)
-        if not len(self.ends):
-            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(
-                drawn_generator(rng), rule.size(d), d
-            )
-        shares = np.linspace(0, 1, rule.on_line + 2)[1:-1, None]
-        return np.concatenate([mode + (1 - shares) * (point - mode) for point in self.lines])
+    @property
+    def is_due(self) -> bool:
+        """Whether points of the survey are to be evaluated next."""
+        return not self.is_over and (not len(self.y) or len(self.lines) > 0)
 
-    def drawn(self, theta: Floats, y: Floats, surprise: Floats, rule: SurveyRule) -> Survey:
-        """Choose the lines among the points of the first round.
+    def ask(self, prior: PriorScale, rule: SurveyRule, rng: np.random.Generator) -> Floats:
+        """The start and points over the prior, or points on lines."""
+        d = self.theta.shape[1]
+        if not len(self.y):
+            spread = Sobol().normal(drawn_generator(rng), rule.size(d), d)
+            return np.concatenate([self.theta, np.asarray(prior.loc) + np.asarray(prior.scale) * spread])
+        return np.concatenate([line(*ends, rule.on_line)[1:] for ends in self.lines])
 
-        ``surprise`` is the log joint minus what the Gaussian around the mode predicts: (n,).
+    def drawn(self, theta: Floats, y: Floats) -> Survey:
+        """Add the values of the points over the prior."""
+        return self._replace(theta=theta, y=y, is_used=~np.isfinite(y))
+
+    def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
+        """Choose lines to the modes (m, d), with log joints ``tops`` (m,).
+
+        ``predicted`` is what the Gaussian around each mode says of each point: (m, n).
         """
-        fine = np.flatnonzero(np.isfinite(y))
-        best = fine[np.argsort(-y[fine], kind="stable")[: rule.best]]
-        others = fine[np.argsort(-surprise[fine], kind="stable")]
-        chosen = [*best, *[i for i in others if i not in best][: rule.surprising]]
-        return self._replace(lines=theta[chosen], ends=y[chosen], is_over=not chosen)
+        nearest, expected = np.argmax(predicted, axis=0), np.max(predicted, axis=0)
+        surprise = self.y - expected - rule.valley - rule.inexact * (np.max(tops) - expected)
+        free = np.flatnonzero(~self.is_used & (surprise > 0))
+        best = free[np.argsort(-self.y[free], kind="stable")[: rule.best]]
+        others = free[np.argsort(-surprise[free], kind="stable")]
+        chosen = np.array([*best, *[i for i in others if i not in best][: rule.surprising]], dtype=int)
+        is_used = self.is_used.copy()
+        is_used[chosen] = True
+        to = nearest[chosen]
+        return self._replace(
+            is_used=is_used,
+            lines=np.stack([self.theta[chosen], modes[to]], axis=1),
+            ends=np.column_stack([self.y[chosen], tops[to]]),
+            is_over=not len(chosen),
+        )
 
-    def walked(self, theta: Floats, y: Floats, top: float, rule: SurveyRule) -> Survey:
-        """Judge the values along the lines; ``top`` is the log joint at the mode."""
-        k, d = self.lines.shape
-        along = np.column_stack([self.ends, y.reshape(k, -1), np.full(k, top)])
-        places = np.concatenate([self.lines[:, None], theta.reshape(k, -1, d)], axis=1)
+    def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
+        """Judge the values along the lines: points on other hills (m, d), the best one first."""
+        k, d = len(self.lines), theta.shape[1]
+        along = np.column_stack([self.ends[:, 0], y.reshape(k, -1), self.ends[:, 1]])
+        places = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
         hills = [
             (values[j], where[j])
             for values, where in zip(along, places, strict=True)
             if (j := _hill(values, rule)) >= 0
         ]
         hills.sort(key=lambda hill: -hill[0])
-        return self._replace(starts=np.array([where for _, where in hills]).reshape(-1, d), is_over=True)
+        starts = np.array([where for _, where in hills]).reshape(-1, d)
+        return self._replace(lines=self.lines[:0], ends=self.ends[:0]), starts
+
+
+def line(first: Floats, last: Floats, n: int) -> Floats:
+    """The first point and n points between it and the last one: (n + 1, d)."""
+    shares = np.linspace(0, 1, n + 2)[:-1, None]
+    return np.asarray(first + shares * (last - first))
+
+
+def falls(y: Floats, rule: SurveyRule) -> NDArray[np.int64]:
+    """Where the log joint along a line (n,), which leads to a mode, is below an earlier value.
+
+    The earlier value may itself be far below the mode. Then the function varies by many nats, and a
+    fall by few of them is no valley.
+    """
+    highest = np.maximum.accumulate(y)
+    return np.flatnonzero(highest - y > rule.valley + rule.shallow * np.maximum(y[-1] - highest, 0.0))
 
 
 def _hill(y: Floats, rule: SurveyRule) -> int:
@@ -77,9 +115,11 @@ def _hill(y: Floats, rule: SurveyRule) -> int:
     upward: it then lies on the far slope of a hill that the line passes by.
     """
     y = np.where(np.isfinite(y), y, np.min(y[np.isfinite(y)]) - 2 * rule.valley)
-    falls = np.flatnonzero(np.maximum.accumulate(y) - y > rule.valley)
-    if len(falls):
-        return int(np.argmax(y[: falls[0]]))
+    if np.max(y) > y[-1] + rule.valley:  # no hill but a better one: the end is no mode
+        return int(np.argmax(y))
+    fallen = falls(y, rule)
+    if len(fallen):
+        return int(np.argmax(y[: fallen[0]]))
     bend = y[:-2] - 2 * y[1:-1] + y[2:]
     down = np.flatnonzero(bend < -rule.valley)
     up = np.flatnonzero(bend > rule.valley)
