@@ -399,10 +399,9 @@ class Free(Algorithm):
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
-        if (
-            pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
-            < rules.integration.near
-        ):
+        cov += _TINY * np.diag(np.diagonal(base.within))
+        nearly = pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
+        if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
             mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
         member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
         density = FreeDensity.holding(member, rules.caution, rules.integration)

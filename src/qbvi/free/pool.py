@@ -126,10 +126,29 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int) -> Floats:
 
     They are chosen one after the other among ``most`` draws of the pool: each reduces the mean
     variance of the prediction, under the possible density, by as much as one point can, given those
-    chosen before it.
+    chosen before it. Where there is a border, half of them are draws from the possible density near
+    it instead, because the surrogate knows nothing about its place.
     """
     some = slice(None, None, max(1, len(pool.u) // most))
     u, weights = pool.u[some], pool.hopeful[some]
+    if surface.border is not None:
+        allowed = surface.allowed(u)
+        at_border = _distinct(weights * allowed * (1 - allowed), n // 2, len(surface.points.y))
+        return np.concatenate([u[at_border], _most_informative(surface, u, weights, n - len(at_border))])
+    return _most_informative(surface, u, weights, n)
+
+
+def _distinct(weights: Floats, n: int, seed: int) -> NDArray[np.int64]:
+    """Up to n different indices, drawn in proportion to their weights."""
+    possible = int(np.count_nonzero(weights))
+    if not possible:
+        return np.empty(0, dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    return rng.choice(len(weights), size=min(n, possible), replace=False, p=weights / weights.sum())
+
+
+def _most_informative(surface: Surface, u: Floats, weights: Floats, n: int) -> Floats:
+    """The n among points u (m, d), with these weights, that take most variance."""
     C = surface.process.covariance(surface.whitened(u), surface.predicted(u))
     noise = 1e-4 + 1e-6 * surface.process.variance
     chosen: list[int] = []

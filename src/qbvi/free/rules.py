@@ -31,6 +31,7 @@ class Caution:
     deep_each: float = 2.0
     blurred: float = 0.5  # share of that depth from which values may be missed ...
     blur: float = 0.1  # ... by so much for each nat below
+    above: float = 2.0  # nats above the best value that may be claimed
 
     def depth(self, d: int) -> float:
         """Nats below the best value from which values count by their logarithm."""

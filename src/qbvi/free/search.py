@@ -134,7 +134,7 @@ class Search:
         n, d = path.store.theta.shape
         is_high = float(np.max(path.store.y) - y.mean()) < rule.near_each * d + rule.near
         short = rule.short_limited if path.n_limited else rule.short
-        return is_high and path.last_step.kl < short and n > (d + 1) * (d + 2) // 2
+        return bool(is_high and path.last_step.kl < short and n > (d + 1) * (d + 2) // 2)
 
     def _judged(self, family: Any, state: SearchState, values: Values, info: Info) -> SearchState:
         """End the path if it has arrived, or if it takes too long."""

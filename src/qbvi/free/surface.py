@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
-from scipy.spatial import cKDTree
 
 from qbvi.free.base import Base
+from qbvi.free.border import Border, border_between
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
 
@@ -26,6 +26,7 @@ __all__ = ["Points", "Seen", "Squash", "Surface"]
 Floats = NDArray[np.float64]
 
 _BLOCK = 2**21  # most entries of a covariance between new points and old ones, computed at a time
+_EVEN = 0.5  # probability
 _STEEPEST = 50.0  # largest exponent: below so low a depth, values are equal
 
 
@@ -103,7 +104,7 @@ class Surface:
         self._frame(points, base)
         self._data = self._observations(points)
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
-        self._tree = self._nearest(points)
+        self.border = self._border(points)
 
     @classmethod
     def searched(
@@ -131,6 +132,10 @@ class Surface:
         """The prediction of the Gaussian process at points u (m, d)."""
         return self.process(self.whitened(u))
 
+    def allowed(self, u: Floats) -> Floats:
+        """Probability that the likelihood is not zero at points u (m, d): (m,)."""
+        return np.ones(len(u)) if self.border is None else self.border(u)
+
     def _frame(self, points: Points, base: Base) -> None:
         d, y = points.theta.shape[1], points.y
         caution = self._caution
@@ -154,14 +159,14 @@ class Surface:
         caution, found = self._caution, self.predicted(u)
         sd, middle = np.sqrt(found.variance), self._fallback(u) + found.mean
         low = self._squash.inverse(middle - np.minimum(found.variance / 2, caution.claimed * sd))
+        low = np.minimum(low, self._squash.top + caution.above)
         high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
-        if self._tree is not None:
-            is_forbidden = self._tree.query(self.whitened(u))[1] >= len(self.points.y)
+        if self.border is not None:
+            is_forbidden = self.allowed(u) < _EVEN
             low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
         return Seen(low, high, found.variance)
 
-    def _nearest(self, points: Points) -> cKDTree | None:
-        """A search tree: a point is forbidden if the nearest evaluated one is."""
+    def _border(self, points: Points) -> Border | None:
         if not len(points.forbidden):
             return None
-        return cKDTree(np.concatenate([self._data.z, self.whitened(points.forbidden)]))
+        return border_between(points.theta, points.forbidden, np.sqrt(np.diagonal(self._base.within)))

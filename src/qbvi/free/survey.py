@@ -50,7 +50,7 @@ class Survey(NamedTuple):
         if not len(self.y):
             spread = Sobol().normal(drawn_generator(rng), rule.size(d), d)
             return np.concatenate([self.theta, np.asarray(prior.loc) + np.asarray(prior.scale) * spread])
-        return np.concatenate([line(*ends, rule.on_line)[1:] for ends in self.lines])
+        return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
         """Add the values of the points over the prior."""
