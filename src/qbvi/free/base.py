@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 __all__ = ["Base"]
 
@@ -77,6 +76,8 @@ class Base(NamedTuple):
 
     def _log_parts(self, u: Floats, widened: float) -> Floats:
         """Log of weight times density of every component: (k, n)."""
+        from scipy.linalg import solve_triangular
+
         d = u.shape[1]
         parts = np.empty((len(self.weights), len(u)))
         for k, (weight, mean, cov) in enumerate(zip(*self, strict=True)):

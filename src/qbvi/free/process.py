@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
 
 from qbvi.free.kernel import Kernel
 from qbvi.free.rules import ShapeSearch
@@ -67,6 +66,8 @@ class Process:
     """
 
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
+        from scipy.linalg import lapack
+
         self._data, n = data, len(data.t)
         self.kernel = _kernel(shape)
         K = self.kernel(data.z, data.z)

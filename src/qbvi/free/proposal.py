@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from qbvi.free.kernel import squared_distances
 from qbvi.free.rules import Integration
@@ -72,6 +71,8 @@ class Proposal(NamedTuple):
         return np.asarray(np.logaddexp(math.log1p(-rules.wide) + kernels, math.log(rules.wide) + wide))
 
     def _whitened(self, u: Floats) -> Floats:
+        from scipy.linalg import solve_triangular
+
         return np.asarray(solve_triangular(self.factor, (u - self.mean).T, lower=True, check_finite=False).T)
 
 

@@ -10,16 +10,17 @@ decide the shape of g, and they only say that there is no mass.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
-from scipy.spatial import cKDTree
 
 from qbvi.free.base import Base
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
 
 __all__ = ["Points", "Seen", "Squash", "Surface"]
 
@@ -125,6 +126,8 @@ class Surface:
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
+        from scipy.linalg import solve_triangular
+
         return np.asarray(solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T)
 
     def predicted(self, u: Floats) -> Predicted:
@@ -164,4 +167,6 @@ class Surface:
         """A search tree: a point is forbidden if the nearest evaluated one is."""
         if not len(points.forbidden):
             return None
+        from scipy.spatial import cKDTree
+
         return cKDTree(np.concatenate([self._data.z, self.whitened(points.forbidden)]))
