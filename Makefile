@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # one core for each process; three of them, as many tests wait for processes, signals and clusters
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-PYTEST := -m pytest -q -n 3 --dist loadfile
+PYTEST := -m pytest -q -n 3 --dist worksteal
 
 .PHONY: demo test test-backends soak lint bench docs clean
 
