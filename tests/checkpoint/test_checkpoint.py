@@ -262,7 +262,8 @@ def differing(path, **options):
         ({"function": lambda theta: density(theta)}, "function"),
         ({"prior": qbvi.Normal(0, 2.5, shape=3)}, "prior"),
         ({"method": qbvi.Regression(tol=0.5)}, "method"),
-        ({"family": "diagonal"}, "method; family"),  # a family by name is fitted by another method
+        ({"family": "diagonal"}, "family"),
+        ({"family": "auto"}, "method"),  # a family by name is fitted by another method
         ({"seed": 4}, "seed"),
         ({"init": np.ones(3)}, "init"),
         ({"data": np.ones(3)}, "data"),
