@@ -6,10 +6,9 @@ EXTRAS ?= dev
 TORCH ?= torch==2.13.0
 BIN := .venv/bin
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
-# one core for each process; three of them, as many tests wait for processes, signals and clusters;
-# one that has no tests left takes some of another's
+# one core for each process; three of them, as many tests wait for processes, signals and clusters
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
-PYTEST := -m pytest -q -n 3 --dist worksteal
+PYTEST := -m pytest -q -n 3 --dist loadfile
 
 .PHONY: demo test test-backends soak lint bench docs clean
 
