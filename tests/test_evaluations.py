@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ Y = X @ np.array([1.0, -2.0, 0.5]) + np.random.default_rng(8).standard_normal(40
 PRECISION = X.T @ X + np.eye(D)  # of the posterior with a standard normal prior and unit noise
 MEAN = np.linalg.solve(PRECISION, X.T @ Y)
 PRIOR = qbvi.Normal(0, 1, shape=D)
+quick_fit = partial(qbvi.fit, family="full")  # the shape of the posterior does not matter here
 
 
 def linear(beta):
@@ -65,7 +67,7 @@ def same(a, b):
 
 @pytest.fixture(scope="module")
 def first():
-    return qbvi.fit(skewed, PRIOR, seed=1, family="full")
+    return quick_fit(skewed, PRIOR, seed=1)
 
 
 def random_walk(log_density, start, n, seed=0):
@@ -88,7 +90,7 @@ def random_walk(log_density, start, n, seed=0):
 @pytest.mark.parametrize(("family", "stages"), [("full", {"step", "fresh"}), ("auto", {"step", "search"})])
 def test_every_call_is_in_the_table_in_order(family, stages):
     function = Counted(skewed)
-    fit = qbvi.fit(function, PRIOR, seed=1, family=family)
+    fit = quick_fit(function, PRIOR, seed=1, family=family)
     table = fit.evaluations
     assert len(table) == fit.n_evals == len(function.points)
     assert_array_equal(table.points, function.points)
@@ -99,7 +101,7 @@ def test_every_call_is_in_the_table_in_order(family, stages):
 
 
 def test_both_scales_and_names():
-    fit = qbvi.fit(named, NAMED, seed=1)
+    fit = quick_fit(named, NAMED, seed=1)
     table = fit.evaluations
     assert table.labels == ("beta[0]", "beta[1]", "sigma")
     assert table.parameters["beta"].shape == (len(table), 2)
@@ -124,7 +126,7 @@ def test_the_same_table_by_ask_and_by_an_executor(first):
         ask.tell(points[::-1], [skewed(point) for point in points[::-1]])
     same(ask.fit().evaluations, first.evaluations)
     with ThreadPoolExecutor(3) as pool:
-        same(qbvi.fit(skewed, PRIOR, family="full", seed=1, executor=pool).evaluations, first.evaluations)
+        same(quick_fit(skewed, PRIOR, seed=1, executor=pool).evaluations, first.evaluations)
 
 
 def test_a_search_of_the_prior_has_its_stage():
@@ -139,7 +141,7 @@ def test_a_search_of_the_prior_has_its_stage():
 
 def test_failures_keep_what_the_function_returned():
     holes = lambda beta: np.nan if beta[0] > MEAN[0] + 0.2 else -np.inf if beta[1] > MEAN[1] + 0.3 else linear(beta)
-    fit = qbvi.fit(holes, PRIOR, seed=1, on_failure="floor", max_evals=200)
+    fit = quick_fit(holes, PRIOR, seed=1, on_failure="floor", max_evals=200)
     values = fit.evaluations.values
     assert np.isnan(values).any()
     assert np.isneginf(values).any()
@@ -150,22 +152,22 @@ def test_failures_keep_what_the_function_returned():
 def test_an_error_brings_the_points_of_the_failing_step():
     function = Counted(lambda beta: skewed(beta) if len(function.points) < 40 else np.nan)
     with pytest.raises(qbvi.EvaluationError) as caught:
-        qbvi.fit(function, PRIOR, seed=1)
+        quick_fit(function, PRIOR, seed=1)
     assert_array_equal(caught.value.fit.evaluations.points, function.points)
     assert np.isnan(caught.value.fit.evaluations.values[-1])
 
 
 def test_starts_are_joined():
-    fit = qbvi.fit(skewed, PRIOR, seed=1, n_starts=2)
+    fit = quick_fit(skewed, PRIOR, seed=1, n_starts=2)
     assert len(fit.evaluations) == fit.n_evals
-    again = qbvi.fit(skewed, PRIOR, seed=2, n_starts=2, evaluations=fit)
+    again = quick_fit(skewed, PRIOR, seed=2, n_starts=2, evaluations=fit)
     assert np.sum(again.evaluations.stage == "given") == fit.n_evals
     assert len(again.evaluations) == fit.n_evals + again.n_evals
 
 
 def test_noise_is_kept():
     rng = np.random.default_rng(1)
-    fit = qbvi.fit(lambda b: (linear(b) + 0.3 * rng.standard_normal(), 0.3), PRIOR, seed=1, max_evals=300)
+    fit = quick_fit(lambda b: (linear(b) + 0.3 * rng.standard_normal(), 0.3), PRIOR, seed=1, max_evals=300)
     assert_array_equal(fit.evaluations.noise_sd, np.full(fit.n_evals, 0.3))
 
 
@@ -196,7 +198,7 @@ def test_a_loop_on_a_device_has_no_table_but_takes_one(first):
 
 def test_memory_is_limited_to_the_newest(monkeypatch, first):
     monkeypatch.setattr(records, "_MOST_NUMBERS", 50 * D)
-    fit = qbvi.fit(skewed, PRIOR, seed=1, method=qbvi.Regression(n_fresh=20))
+    fit = quick_fit(skewed, PRIOR, seed=1, method=qbvi.Regression(n_fresh=20))
     kept, n = fit.evaluations, len(fit.evaluations)
     assert n <= 50
     assert kept.stage[-1] == "fresh"
@@ -224,11 +226,11 @@ class Dies(Counted):
 @pytest.mark.parametrize("is_given", [False, True])
 def test_a_resumed_run_has_the_same_table(tmp_path, first, at, is_given):
     given = {"evaluations": first} if is_given else {}
-    whole = qbvi.fit(skewed, PRIOR, seed=5, **given)
+    whole = quick_fit(skewed, PRIOR, seed=5, **given)
     function = Dies(skewed, at)
     for _ in range(3):
         try:
-            fit = qbvi.fit(function, PRIOR, seed=5, checkpoint=tmp_path / "run", on_mismatch="keep", **given)
+            fit = quick_fit(function, PRIOR, seed=5, checkpoint=tmp_path / "run", on_mismatch="keep", **given)
         except KeyboardInterrupt:
             continue
     same(fit.evaluations, whole.evaluations)
@@ -238,15 +240,15 @@ def test_a_resumed_run_has_the_same_table(tmp_path, first, at, is_given):
 
 
 def test_a_checkpoint_knows_its_evaluations(tmp_path, first):
-    qbvi.fit(skewed, PRIOR, seed=5, checkpoint=tmp_path / "run", evaluations=first)
+    quick_fit(skewed, PRIOR, seed=5, checkpoint=tmp_path / "run", evaluations=first)
     with pytest.raises(qbvi.CheckpointError, match="evaluations"):
-        qbvi.fit(skewed, PRIOR, seed=5, checkpoint=tmp_path / "run", evaluations=first.evaluations[:50])
+        quick_fit(skewed, PRIOR, seed=5, checkpoint=tmp_path / "run", evaluations=first.evaluations[:50])
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 7])
 def test_ask_with_evaluations_goes_on_from_its_file(tmp_path, first, at):
-    whole = qbvi.fit(skewed, PRIOR, seed=5, evaluations=first)
-    ask, made, told, is_saved = qbvi.Ask(PRIOR, seed=5, evaluations=first), 0, 0, False
+    whole = quick_fit(skewed, PRIOR, seed=5, evaluations=first)
+    ask, made, told, is_saved = qbvi.Ask(PRIOR, family="full", seed=5, evaluations=first), 0, 0, False
     while not ask.done:
         points = ask.ask()
         if made <= at < made + len(points) and not is_saved:
@@ -269,7 +271,7 @@ def test_ask_with_evaluations_goes_on_from_its_file(tmp_path, first, at):
 def test_files_keep_every_bit(tmp_path, suffix):
     if suffix == ".parquet":
         pytest.importorskip("pyarrow")
-    table = qbvi.fit(named, NAMED, seed=1).evaluations
+    table = quick_fit(named, NAMED, seed=1).evaluations
     table.save(tmp_path / f"table{suffix}")
     same(Evaluations.load(tmp_path / f"table{suffix}"), table)
 
@@ -357,7 +359,7 @@ def assert_exact(fit, tol=0.03):
 
 
 def test_the_second_fit_is_cheap_and_right(first):
-    second = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first, family="full")
+    second = quick_fit(skewed, PRIOR, seed=2, evaluations=first)
     # Two points again, one batch of eight, and the hundred fresh draws.
     assert second.n_evals <= 2 + 2 * 8 + 100 < first.n_evals
     assert second.converged
@@ -366,7 +368,7 @@ def test_the_second_fit_is_cheap_and_right(first):
     assert np.sum(second.evaluations.stage == "given") == first.n_evals
     assert np.sum(second.evaluations.stage == "check") == 2
     assert f"{first.n_evals:,} earlier evaluations" in " ".join(second.notes)
-    third = qbvi.fit(skewed, PRIOR, seed=2, evaluations=first, family="full")
+    third = quick_fit(skewed, PRIOR, seed=2, evaluations=first)
     same(third.evaluations, second.evaluations)
     assert_array_equal(third.q, second.q)
 
@@ -379,8 +381,8 @@ def test_many_dimensions():
     y = rng.random(200) < 1 / (1 + np.exp(-x @ b))
     logistic = lambda t: float(np.sum(y * (x @ t) - np.logaddexp(0, x @ t)))
     prior = qbvi.Normal(0, 5, shape=20)
-    earlier = qbvi.fit(logistic, prior, seed=1)
-    fit = qbvi.fit(logistic, prior, seed=2, evaluations=earlier)
+    earlier = quick_fit(logistic, prior, seed=1)
+    fit = quick_fit(logistic, prior, seed=2, evaluations=earlier)
     assert fit.n_evals < 0.5 * earlier.n_evals
     assert_allclose(fit.mean, earlier.mean, atol=0.1 * earlier.sd.min())
 
@@ -398,7 +400,7 @@ def test_every_form_of_evaluations(tmp_path, first, kind):
         "dict": lambda: {"theta": table.points, "log_likelihood": table.values},
         "frame": lambda: table.to_frame(),
     }[kind]()
-    fit = qbvi.fit(skewed, PRIOR, seed=2, evaluations=given)
+    fit = quick_fit(skewed, PRIOR, seed=2, evaluations=given)
     assert fit.n_evals < first.n_evals
     assert_allclose(fit.mean, first.mean, atol=0.05 * first.sd.min())
     assert_allclose(fit.sd, first.sd, rtol=0.05)
@@ -409,13 +411,13 @@ def test_a_chain_with_log_densities(tmp_path, constant):
     """The sampler's density may lack a constant, such as that of the prior."""
     points, values = random_walk(lambda b: linear(b) - 0.5 * b @ b + constant, MEAN, 600)
     function = Counted(linear)
-    fit = qbvi.fit(function, PRIOR, seed=1, evaluations=Evaluations.from_arrays(points, values, with_prior=True))
+    fit = quick_fit(function, PRIOR, seed=1, evaluations=Evaluations.from_arrays(points, values, with_prior=True))
     assert_exact(fit)
     assert fit.n_evals == len(function.points) <= 3 + 2 * 8 + 100
     exact = [linear(b) for b in points]
     given = fit.evaluations[fit.evaluations.stage == "given"]
     assert_allclose(given.log_likelihood, exact, atol=1e-9)
-    by_name = qbvi.fit(linear, PRIOR, seed=1, evaluations={"theta": points, "log_density": values})
+    by_name = quick_fit(linear, PRIOR, seed=1, evaluations={"theta": points, "log_density": values})
     assert_array_equal(by_name.q, fit.q)
 
 
@@ -430,13 +432,13 @@ def test_a_csv_of_another_program_may_have_more_columns(tmp_path):
     shifted = points[:, [1, 2, 0]]  # the columns of the file are theta[2], theta[0], theta[1]
     function = lambda b: linear(b[[2, 0, 1]])
     assert_array_equal(table.points[:, [2, 3, 1]], shifted)
-    fit = qbvi.fit(function, PRIOR, seed=1, evaluations=tmp_path / "chain.csv")
+    fit = quick_fit(function, PRIOR, seed=1, evaluations=tmp_path / "chain.csv")
     assert np.sum(fit.evaluations.stage == "given") == 100
 
 
 def test_a_failed_call_may_return_any_noise():
     odd = lambda b: (np.nan, np.nan) if b[0] > MEAN[0] + 0.3 else (linear(b), 0.1)
-    fit = qbvi.fit(odd, PRIOR, seed=1, on_failure="exclude", max_evals=150)
+    fit = quick_fit(odd, PRIOR, seed=1, on_failure="exclude", max_evals=150)
     assert np.isfinite(fit.evaluations.noise_sd).all()
 
 
@@ -445,40 +447,40 @@ def test_the_trace_of_an_optimiser():
 
     trace = Counted(linear)
     minimize(lambda b: -trace(b) + 0.5 * b @ b, np.zeros(D), method="Nelder-Mead")
-    fit = qbvi.fit(linear, PRIOR, seed=1, evaluations=(np.array(trace.points), [linear(b) for b in trace.points]))
+    fit = quick_fit(linear, PRIOR, seed=1, evaluations=(np.array(trace.points), [linear(b) for b in trace.points]))
     assert_exact(fit)
 
 
 def test_few_points_give_the_location_only():
-    fit = qbvi.fit(linear, PRIOR, seed=1, evaluations=([MEAN, MEAN + 0.1], [linear(MEAN), linear(MEAN + 0.1)]))
+    fit = quick_fit(linear, PRIOR, seed=1, evaluations=([MEAN, MEAN + 0.1], [linear(MEAN), linear(MEAN + 0.1)]))
     assert_exact(fit)
 
 
 def test_log_likelihoods_serve_under_another_prior():
     """The values do not depend on the prior, so the second posterior is exact too."""
-    earlier = qbvi.fit(linear, qbvi.Normal(0.5, 3, shape=D), seed=1, family="full")
-    fit = qbvi.fit(linear, PRIOR, seed=2, evaluations=earlier, family="full")
+    earlier = quick_fit(linear, qbvi.Normal(0.5, 3, shape=D), seed=1)
+    fit = quick_fit(linear, PRIOR, seed=2, evaluations=earlier)
     assert_exact(fit)
     assert fit.n_evals <= 2 + 3 * 8 + 100
 
 
 def test_constrained_parameters_by_name():
-    earlier = qbvi.fit(named, NAMED, seed=1)
+    earlier = quick_fit(named, NAMED, seed=1)
     table = earlier.evaluations
     given = {**table.parameters, "log_likelihood": table.values}
-    fit = qbvi.fit(named, NAMED, seed=2, evaluations=given)
+    fit = quick_fit(named, NAMED, seed=2, evaluations=given)
     assert fit.n_evals < earlier.n_evals
     assert_allclose(fit.mean["sigma"], earlier.mean["sigma"], rtol=0.01)
 
 
 def test_a_product_of_families():
     prior = {"beta": qbvi.Normal(0, 2, shape=2), "sigma": qbvi.Gamma(2, 1)}
-    earlier = qbvi.fit(named, prior, seed=1, family={"sigma": "gamma"})
-    fit = qbvi.fit(named, prior, seed=2, family={"sigma": "gamma"}, evaluations=earlier)
+    earlier = quick_fit(named, prior, seed=1, family={"sigma": "gamma"})
+    fit = quick_fit(named, prior, seed=2, family={"sigma": "gamma"}, evaluations=earlier)
     assert fit.n_evals < earlier.n_evals
     assert_allclose(fit.mean["sigma"], earlier.mean["sigma"], rtol=0.02)
     # The same points on another scale: sigma is then unconstrained.
-    full = qbvi.fit(named, prior, seed=2, family="full", evaluations=earlier)
+    full = quick_fit(named, prior, seed=2, evaluations=earlier)
     assert_allclose(full.mean["sigma"], earlier.mean["sigma"], rtol=0.05)
 
 
@@ -488,14 +490,14 @@ def test_points_that_occur_again_are_not_called():
     for name in ("first", "second"):
         function = Counted(linear)
         given = {"evaluations": fits["first"]} if name == "second" else {}
-        fits[name] = qbvi.fit(function, PRIOR, init=np.zeros(D), method=method, seed=4, **given)
+        fits[name] = quick_fit(function, PRIOR, init=np.zeros(D), method=method, seed=4, **given)
     assert len(function.points) == fits["second"].n_evals == 2
     assert_array_equal(fits["second"].q, fits["first"].q)
     assert any("QBVI uses them for its start" in note for note in fits["second"].notes)
 
 
 def test_init_goes_before_the_start_of_the_evaluations(first):
-    fit = qbvi.fit(skewed, PRIOR, seed=2, init=np.full(D, 0.5), evaluations=first)
+    fit = quick_fit(skewed, PRIOR, seed=2, init=np.full(D, 0.5), evaluations=first)
     assert_array_equal(fit.trace.mean[0], np.full(D, 0.5))
 
 
@@ -505,7 +507,7 @@ def test_init_goes_before_the_start_of_the_evaluations(first):
 def test_a_changed_function_is_noticed(first):
     function = Counted(lambda beta: skewed(beta) + 0.01 * beta[0])
     with pytest.raises(qbvi.EvaluationError, match="must be values of this function"):
-        qbvi.fit(function, PRIOR, evaluations=first)
+        quick_fit(function, PRIOR, evaluations=first)
     assert len(function.points) <= 4
 
 
@@ -513,13 +515,13 @@ def test_a_change_that_is_not_a_constant_is_noticed():
     points, values = random_walk(lambda b: linear(b) - 0.5 * b @ b, MEAN, 100)
     given = Evaluations.from_arrays(points, values, with_prior=True)
     with pytest.raises(qbvi.EvaluationError, match="apart from a constant"):
-        qbvi.fit(lambda b: 1.1 * linear(b), PRIOR, evaluations=given)
+        quick_fit(lambda b: 1.1 * linear(b), PRIOR, evaluations=given)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
 def test_a_function_that_fails_where_it_did_not(first, value):
     with pytest.raises(qbvi.EvaluationError, match="must be values of this function"):
-        qbvi.fit(lambda beta: value, PRIOR, evaluations=first, on_failure="exclude")
+        quick_fit(lambda beta: value, PRIOR, evaluations=first, on_failure="exclude")
 
 
 def test_ask_refuses_values_of_another_function(first):
@@ -542,19 +544,19 @@ def test_noise_is_no_change(is_known):
     points = MEAN + 0.2 * np.random.default_rng(4).standard_normal((60, D))
     values = [linear(b) + 0.2 * rng.standard_normal() for b in points]
     given = Evaluations.from_arrays(points, values, noise_sd=0.2 if is_known else 0.0)
-    fit = qbvi.fit(noisy, PRIOR, seed=1, evaluations=given, max_evals=400)
+    fit = quick_fit(noisy, PRIOR, seed=1, evaluations=given, max_evals=400)
     assert np.sum(fit.evaluations.stage == "check") == (2 if is_known else 4)
     assert any("noisy" in note for note in fit.notes)
     with pytest.raises(qbvi.EvaluationError, match="must be values of this function"):
-        qbvi.fit(lambda b: (noisy(b)[0] - 5, 0.2) if is_known else linear(b) - 5, PRIOR, evaluations=given)
+        quick_fit(lambda b: (noisy(b)[0] - 5, 0.2) if is_known else linear(b) - 5, PRIOR, evaluations=given)
 
 
 def test_noise_in_an_earlier_fit_is_known():
     """The repeated points of the first batch tell how noisy the function is: no second look."""
     rng = np.random.default_rng(3)
     noisy = lambda beta: linear(beta) + 0.2 * rng.standard_normal()
-    first = qbvi.fit(noisy, PRIOR, seed=1, max_evals=300)
-    fit = qbvi.fit(noisy, PRIOR, seed=2, evaluations=first, max_evals=300)
+    first = quick_fit(noisy, PRIOR, seed=1, max_evals=300)
+    fit = quick_fit(noisy, PRIOR, seed=2, evaluations=first, max_evals=300)
     assert np.sum(fit.evaluations.stage == "check") == 2
 
 
@@ -577,7 +579,7 @@ def test_false_alarms_are_rare():
 def test_rounded_values_of_a_text_file_are_no_change():
     points = np.round(MEAN + 0.2 * np.random.default_rng(4).standard_normal((60, D)), 6)
     values = np.round([linear(b) for b in points], 4)
-    assert_exact(qbvi.fit(linear, PRIOR, seed=1, evaluations=(points, values)))
+    assert_exact(quick_fit(linear, PRIOR, seed=1, evaluations=(points, values)))
 
 
 # --- what is refused before anything is paid
@@ -601,7 +603,7 @@ def test_wrong_evaluations_are_refused_before_any_call(case):
     given, kind, message = WRONG[case]
     function = Counted(linear)
     with pytest.raises(kind, match=message):
-        qbvi.fit(function, PRIOR, evaluations=given)
+        quick_fit(function, PRIOR, evaluations=given)
     assert not function.points
 
 
@@ -624,23 +626,23 @@ def test_wrong_tables():
 def test_points_outside_of_the_support():
     given = {"beta": np.zeros((4, 2)), "sigma": [1.0, 2.0, -1.0, 3.0], "log_likelihood": np.zeros(4)}
     with pytest.raises(ValueError, match="`evaluations`: values of 'sigma'"):
-        qbvi.fit(named, NAMED, evaluations=given)
+        quick_fit(named, NAMED, evaluations=given)
     del given["sigma"]
     with pytest.raises(ValueError, match="missing 'sigma'"):
-        qbvi.fit(named, NAMED, evaluations=given)
+        quick_fit(named, NAMED, evaluations=given)
 
 
 def test_mini_batches_cannot_take_them(first):
     with pytest.raises(ValueError, match="left out with mini-batches"):
-        qbvi.fit(lambda b, rows: 0.0, PRIOR, data=X, batch_size=5, evaluations=first)
+        quick_fit(lambda b, rows: 0.0, PRIOR, data=X, batch_size=5, evaluations=first)
 
 
 def test_the_budget_includes_the_check(first):
     function = Counted(skewed)
     with pytest.raises(ValueError, match="`max_evals` must allow"):
-        qbvi.fit(function, PRIOR, evaluations=first, max_evals=9)
+        quick_fit(function, PRIOR, evaluations=first, max_evals=9)
     assert not function.points
-    assert qbvi.fit(function, PRIOR, evaluations=first, max_evals=40, seed=1).n_evals <= 40
+    assert quick_fit(function, PRIOR, evaluations=first, max_evals=40, seed=1).n_evals <= 40
 
 
 # --- the density of points of unknown origin

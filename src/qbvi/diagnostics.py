@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.stats import chi2
+
+from qbvi.pareto import TAIL, pareto_smoothed
 
 __all__ = [
     "failures_depend_on_place",
@@ -25,8 +27,6 @@ _FEWEST = 25  # draws; with fewer, the tail that k-hat is fitted to has less tha
 # Nats: ratios that differ by less are constant. Then q is the posterior and has no tail to fit.
 _CONSTANT = 1e-9
 _OUTWEIGHED = 30.0  # nats by which one ratio exceeds all others: k-hat is then infinite
-# The tail is a fifth of the n ratios or, if that is fewer, 3 sqrt(n) of them (the same source).
-_TAIL = 0.2, 3.0
 _DRAWS_PER_COEFFICIENT = 4  # fewest draws for least squares
 _SUBSETS = 2000  # random subsets of draws: chances of a per mille are then seen
 _FEWEST_FINE = 2  # draws at which a function did not fail, to compare with those at which it did
@@ -81,16 +81,12 @@ def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[s
         return h, float("-inf"), ()
     if np.sort(h)[-2] < h.max() - _OUTWEIGHED:
         return h, float("inf"), ()
-    # Imported here because it takes longer than all of qbvi.
-    from arviz_stats.base import array_stats
-
     try:
-        # The function expects minus the logarithm of the ratios, as leave-one-out has them.
         with np.errstate(all="ignore"):
-            smoothed, khat = array_stats.psislw(h.max() - h)
+            smoothed, khat = pareto_smoothed(h)
     except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
         return h, float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
-    weights = np.asarray(smoothed) if np.isfinite(smoothed).any() else h
+    weights = smoothed if np.isfinite(smoothed).any() else h
     return weights, float(np.nan_to_num(khat, nan=np.inf)), ()
 
 
@@ -124,7 +120,7 @@ def khat_error(khat: float, n: int) -> float:
     >>> round(khat_error(1.0, 100), 2)
     0.45
     """
-    return float((1 + khat) / np.sqrt(min(_TAIL[0] * n, _TAIL[1] * np.sqrt(n))))
+    return float((1 + khat) / np.sqrt(min(TAIL[0] * n, TAIL[1] * np.sqrt(n))))
 
 
 def is_khat_bad(khat: float, n: int) -> bool:
@@ -187,7 +183,7 @@ def still_to_gain(
     variances, axes = np.linalg.eigh(cov)
     # One direction at a time, so that noise in one does not hide a clear gain in another.
     gain = 0.5 * float(np.sum(np.maximum((axes.T @ w) ** 2 - variances, 0.0)))
-    return gain if gain > worth and chi2.sf(statistic, len(w)) < chance else 0.0
+    return gain if gain > worth and scipy.special.chdtrc(len(w), statistic) < chance else 0.0
 
 
 def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:

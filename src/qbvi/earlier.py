@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from qbvi.arrays import to_numpy
 from qbvi.clusters import Cluster, clusters, log_density
@@ -335,7 +335,7 @@ def _tempered(log_weights: Floats, least: float) -> Floats:
 
 def _critical(dof: float) -> float:
     """Standard errors that a difference of values of the same function rarely exceeds."""
-    return -float(stdtrit(min(dof, 1e6), _FALSE_ALARM / 2)) if dof else 0.0
+    return -float(scipy.special.stdtrit(min(dof, 1e6), _FALSE_ALARM / 2)) if dof else 0.0
 
 
 def _failing(point: Floats, given: float) -> str:

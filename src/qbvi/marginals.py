@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from qbvi.distributions import Distribution
 from qbvi.supports import Interval
@@ -49,7 +49,7 @@ class Marginal(NamedTuple):
         """Quantiles on the constrained scale: (n,) -> (n,)."""
         # The map to an interval with only an upper end is decreasing.
         falling = math.isinf(self.support.low) and math.isfinite(self.support.high)
-        return self.at(-ndtri(levels) if falling else ndtri(levels))
+        return self.at(-scipy.special.ndtri(levels) if falling else scipy.special.ndtri(levels))
 
     def density(self, x: Floats) -> Floats:
         """Density at constrained values inside the support: (n,) -> (n,)."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 import numpy as np
-from scipy.stats import linregress
 
 from qbvi.stopping import History
 
@@ -42,10 +41,10 @@ def evaluations_to_go(history: History, tol: float) -> int | None:
     known = np.isfinite(gap) & (gap > 0)
     if known.sum() < _FEWEST_POINTS or not known[-1] or np.ptp(n_evals[known]) == 0:
         return None
-    line = linregress(np.log(n_evals[known]), np.log(gap[known]))
-    if not line.slope < -_CLEAR * line.stderr:
+    (slope, intercept), covariance = np.polyfit(np.log(n_evals[known]), np.log(gap[known]), 1, cov=True)
+    if not slope < -_CLEAR * math.sqrt(covariance[0, 0]):
         return None
-    growth = (math.log(tol) - line.intercept) / line.slope - math.log(n_evals[-1])
+    growth = (math.log(tol) - intercept) / slope - math.log(n_evals[-1])
     return round(n_evals[-1] * math.expm1(growth)) if 0 < growth < math.log1p(_REACH) else None
 
 

@@ -8,17 +8,16 @@ generator.
 from __future__ import annotations
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, ndtri
-from scipy.stats import qmc
 
 from qbvi.arrays import Array, array_namespace, device
+from qbvi.sobol import scrambled_sobol
 
 __all__ = [
     "FIXED_SEED",
@@ -257,7 +256,7 @@ def orthogonal_pairs(rng: np.random.Generator, n: int, d: int) -> NDArray[np.flo
     m = n // 2
     blocks = [np.linalg.qr(rng.standard_normal((d, d)))[0].T for _ in range(-(-m // d))]
     strata = (rng.permutation(m) + rng.uniform(size=m)) / m
-    radii = np.sqrt(2 * gammaincinv(d / 2, strata))
+    radii = np.sqrt(2 * scipy.special.gammaincinv(d / 2, strata))
     z = np.concatenate(blocks)[:m] * radii[:, None]
     return np.stack([z, -z], axis=1).reshape(n, d)
 
@@ -342,9 +341,6 @@ _SMALLEST_UNIFORM = 2.0**-33  # half the grid of a 32-bit Sobol point: keeps ndt
 
 
 def _sobol_normal(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
-    points = qmc.Sobol(d, scramble=True, rng=rng)
-    with warnings.catch_warnings():  # SciPy warns unless n is a power of two, but any n is valid
-        warnings.simplefilter("ignore", UserWarning)
-        uniform = points.random(n)
-    normal: NDArray[np.float64] = ndtri(np.clip(uniform, _SMALLEST_UNIFORM, 1 - _SMALLEST_UNIFORM))
+    uniform = scrambled_sobol(rng, n, d)
+    normal: NDArray[np.float64] = scipy.special.ndtri(np.clip(uniform, _SMALLEST_UNIFORM, 1 - _SMALLEST_UNIFORM))
     return normal

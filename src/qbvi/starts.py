@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from qbvi.arrays import to_numpy
 from qbvi.conversation import Unconstrained
@@ -154,7 +154,7 @@ def _common(fit: Fit, other: Fit) -> float:
     """Mean of q' / (q + q') under q: a half if both are equal, zero if they have no common mass."""
     u = fit.family.fixed_draws(fit.q, _DRAWS)
     apart = to_numpy(fit.family.log_prob(fit.q, u)) - to_numpy(other.family.log_prob(other.q, u))
-    return float(np.mean(expit(-apart)))
+    return float(np.mean(scipy.special.expit(-apart)))
 
 
 def _weights(modes: Sequence[_Mode]) -> NDArray[np.float64]:

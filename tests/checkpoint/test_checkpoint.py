@@ -67,12 +67,12 @@ def die_after(evaluations, path, function=counted, **options):
     global calls, left
     left = evaluations
     with pytest.raises(Stopped):
-        qbvi.fit(function, checkpoint=path, **{"prior": PRIOR, "seed": 3, **options})
+        qbvi.fit(function, checkpoint=path, **{"prior": PRIOR, "seed": 3, "family": "full", **options})
     calls, left = 0, -1
 
 
 def fit(path=None, function=counted, **options):
-    return qbvi.fit(function, checkpoint=path, **{"prior": PRIOR, "seed": 3, **options})
+    return qbvi.fit(function, checkpoint=path, **{"prior": PRIOR, "seed": 3, "family": "full", **options})
 
 
 # --- resumed bit for bit, and nothing paid twice
@@ -103,9 +103,7 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
 @pytest.mark.parametrize("method", ["regression", "qbvi", "mini-batches"])
 def test_killed_at_twenty_moments(tmp_path, method):
     script = Path(__file__).parents[1] / "helpers" / "killed.py"
-    done = subprocess.run(
-        [sys.executable, script, method, tmp_path], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, script, method, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     came_out = json.loads(done.stdout)
     assert came_out["kills"] == 20
@@ -264,7 +262,8 @@ def differing(path, **options):
         ({"function": lambda theta: density(theta)}, "function"),
         ({"prior": qbvi.Normal(0, 2.5, shape=3)}, "prior"),
         ({"method": qbvi.Regression(tol=0.5)}, "method"),
-        ({"family": "diagonal"}, "method; family"),  # a family by name is fitted by another method
+        ({"family": "diagonal"}, "family"),
+        ({"family": "auto"}, "method"),  # a family by name is fitted by another method
         ({"seed": 4}, "seed"),
         ({"init": np.ones(3)}, "init"),
         ({"data": np.ones(3)}, "data"),
@@ -796,60 +795,42 @@ def test_states_with_code_in_them_are_refused():
 
 # --- signals
 
-SIGNALLED = """
-import signal, sys, time
-import numpy as np
-import qbvi
-
-def density(theta):
-    print("evaluated", flush=True)
-    time.sleep(0.002)
-    return -np.sum((theta - 1) ** 2) - 0.1 * np.sum(theta**4)
-
-method = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(40), n_fresh=30)
-keep = {"checkpoint": sys.argv[1]} if len(sys.argv) > 1 else {}
-fit = qbvi.fit(density, qbvi.Normal(0, 2, shape=2), method=method, seed=1, **keep)
-print(fit.stop_reason, fit.elbo.hex(), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, sep=";", flush=True)
-"""
-
-
-def signalled(number, after, *arguments):
-    """Run a fit in another process, and send it a signal after some evaluations; return status, lines and errors."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", SIGNALLED, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        lines = [program.stdout.readline() for _ in range(after)]
-        if number is not None:
-            program.send_signal(number)
-        rest, errors = program.communicate(timeout=60)
-    finally:
-        program.kill()  # has no effect on one that has ended
-        program.communicate()
-    return program.returncode, [*lines, *rest.splitlines(keepends=True)], errors
-
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
 def test_a_polite_end_returns_the_fit_so_far_and_the_run_can_go_on(tmp_path, number):
-    status, lines, errors = signalled(number, 150, tmp_path / "run")
-    assert status == 0, errors
-    reason, _, restored = lines[-1].strip().split(";")
+    asked = []
+
+    def function(theta):
+        asked.append(theta)
+        if len(asked) == 70:
+            os.kill(os.getpid(), number)
+        return density(theta)
+
+    before = signal.getsignal(number)
+    first = fit(tmp_path / "run", function, method=QUICK)
     name = "SIGTERM" if number == signal.SIGTERM else "Ctrl-C"
-    assert reason == f"interrupted ({name}) before the fit settled"
-    assert restored == "True"
-    _, more, _ = signalled(None, 0, tmp_path / "run")
-    _, whole, _ = signalled(None, 0)
-    assert more[-1] == whole[-1]
-    # a call is announced before it is made: the one that the signal ended is made again
-    assert len(whole) <= len(lines) - 1 + len(more) <= len(whole) + 1
+    assert first.stop_reason == f"interrupted ({name}) before the fit settled"
+    assert signal.getsignal(number) is before
+    whole = fit(method=QUICK)
+    assert_same(fit(tmp_path / "run", function, method=QUICK, on_mismatch="keep"), whole)
+    # the signal ends the call during which it comes: that one may be made again
+    assert whole.n_evals <= len(asked) <= whole.n_evals + 1
+
+
+KILLED = """
+import os, signal
+import qbvi
+
+def density(x):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return -x * x
+
+qbvi.fit(density, qbvi.Normal(0, 2), seed=1)
+"""
 
 
 def test_without_a_checkpoint_sigterm_means_what_it_always_did():
-    status, _, _ = signalled(signal.SIGTERM, 50)
-    assert status == -signal.SIGTERM
+    assert subprocess.run([sys.executable, "-c", KILLED], check=False).returncode == -signal.SIGTERM
 
 
 def test_a_handler_of_the_programs_own_is_left_alone(tmp_path):

@@ -5,6 +5,7 @@ import os
 import pickle
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from qbvi.evaluate.executors import open_runner
 
 PRIOR = qbvi.Normal(1, 2, shape=3)
 SPAWN = multiprocessing.get_context("spawn")
+quick_fit = partial(qbvi.fit, family="full")  # the shape of the posterior does not matter here
 
 
 @pytest.fixture(scope="module")
 def serial():
-    return qbvi.fit(Target(), PRIOR, seed=1)
+    return quick_fit(Target(), PRIOR, seed=1)
 
 
 def assert_same(fit, serial):
@@ -32,7 +34,11 @@ def assert_same(fit, serial):
 
 @pytest.mark.parametrize("options", [{"executor": 1}, {"executor": 2}, {"executor": 8}, {"timeout": 60.0}])
 def test_processes_of_ours(options, serial):
-    assert_same(qbvi.fit(Target(), PRIOR, seed=1, **options), serial)
+    assert_same(quick_fit(Target(), PRIOR, seed=1, **options), serial)
+
+
+def test_the_default_method_is_the_same_too():
+    assert_same(qbvi.fit(Target(), PRIOR, seed=1, executor=2), qbvi.fit(Target(), PRIOR, seed=1))
 
 
 class Submits:
@@ -68,13 +74,13 @@ EXECUTORS = {
 @pytest.mark.filterwarnings("ignore:.*fork.*")  # of a process with threads: Python and JAX warn
 def test_executors_of_the_standard_library_are_used_and_left_open(kind, serial):
     with EXECUTORS[kind]() as executor:
-        assert_same(qbvi.fit(Target(), PRIOR, seed=1, executor=executor), serial)
-        assert_same(qbvi.fit(Target(), PRIOR, seed=1, executor=executor), serial)  # it still works
+        assert_same(quick_fit(Target(), PRIOR, seed=1, executor=executor), serial)
+        assert_same(quick_fit(Target(), PRIOR, seed=1, executor=executor), serial)  # it still works
 
 
 @pytest.mark.parametrize("executor", [map, Maps(), Submits()], ids=["a map", "has map", "has submit"])
 def test_anything_that_maps_or_submits(executor, serial):
-    assert_same(qbvi.fit(Target(), PRIOR, seed=1, executor=executor), serial)
+    assert_same(quick_fit(Target(), PRIOR, seed=1, executor=executor), serial)
 
 
 def test_the_function_travels_once_to_each_worker_and_points_after_that():
@@ -110,7 +116,7 @@ def test_data_travel_with_the_function_and_batches_as_row_numbers(batch_size):
         return -0.5 * np.sum((y - x @ theta) ** 2)
 
     options = {"data": data, "batch_size": batch_size, "method": method, "seed": 1}
-    assert_same(qbvi.fit(function, PRIOR, executor=2, **options), qbvi.fit(function, PRIOR, **options))
+    assert_same(quick_fit(function, PRIOR, executor=2, **options), quick_fit(function, PRIOR, **options))
 
 
 @pytest.mark.parametrize("executor", [None, 1, 3])
@@ -121,18 +127,18 @@ def test_a_vectorised_function_is_cut_the_same_way_whoever_calls_it(executor):
         sizes.append(len(theta))
         return -0.5 * np.sum(theta**2, axis=1)
 
-    fit = qbvi.fit(vector, PRIOR, vectorized=3, executor=executor, seed=1)
+    fit = quick_fit(vector, PRIOR, vectorized=3, executor=executor, seed=1)
     assert executor or max(sizes) == 3
-    assert_same(fit, qbvi.fit(vector, PRIOR, vectorized=3, seed=1))
+    assert_same(fit, quick_fit(vector, PRIOR, vectorized=3, seed=1))
 
 
 def test_a_call_for_all_points_has_nothing_to_share_out():
     vector = lambda theta: -0.5 * np.sum(theta**2, axis=1)
     with pytest.warns(UserWarning, match="vectorized=16"):
-        qbvi.fit(vector, PRIOR, vectorized=True, executor=2, seed=1)
+        quick_fit(vector, PRIOR, vectorized=True, executor=2, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        qbvi.fit(vector, PRIOR, vectorized=True, executor=1, seed=1)
+        quick_fit(vector, PRIOR, vectorized=True, executor=1, seed=1)
 
 
 def test_named_parameters_travel_too():
@@ -140,14 +146,14 @@ def test_named_parameters_travel_too():
         return -0.5 * np.sum((p["a"] - 1) ** 2) - p["s"]
 
     prior = {"a": qbvi.Normal(0, 1, shape=2), "s": qbvi.Gamma(2, 1)}
-    assert_same(qbvi.fit(named, prior, executor=2, seed=1), qbvi.fit(named, prior, seed=1))
+    assert_same(quick_fit(named, prior, executor=2, seed=1), quick_fit(named, prior, seed=1))
 
 
 def test_several_starts_share_one_pool(tmp_path):
     log = tmp_path / "pids"
     function = Faulty("nan", 0, str(log))
     assert_same(
-        qbvi.fit(function, PRIOR, n_starts=3, executor=2, seed=1), qbvi.fit(Target(), PRIOR, n_starts=3, seed=1)
+        quick_fit(function, PRIOR, n_starts=3, executor=2, seed=1), quick_fit(Target(), PRIOR, n_starts=3, seed=1)
     )
     assert len(set(log.read_text().split())) <= 2
 
@@ -155,7 +161,7 @@ def test_several_starts_share_one_pool(tmp_path):
 def test_a_broken_executor_of_the_users_is_said_to_be_broken():
     said = pytest.raises(qbvi.EvaluationError, match=r"a worker of `executor` died.*pass a number of processes")
     with ProcessPoolExecutor(2, mp_context=SPAWN) as executor, said as caught:
-        qbvi.fit(Faulty("abort", 2), PRIOR, on_failure="exclude", executor=executor, seed=1)
+        quick_fit(Faulty("abort", 2), PRIOR, on_failure="exclude", executor=executor, seed=1)
     assert caught.value.fit is not None
 
 
@@ -172,7 +178,7 @@ def test_a_broken_executor_of_the_users_is_said_to_be_broken():
 )
 def test_what_is_no_executor_or_no_timeout_is_refused_with_the_way_out(options, kind, message):
     with pytest.raises(kind, match=message):
-        qbvi.fit(Target(), PRIOR, **options)
+        quick_fit(Target(), PRIOR, **options)
 
 
 def test_failures_name_the_worker_that_met_them():

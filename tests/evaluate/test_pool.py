@@ -162,7 +162,7 @@ def test_ctrl_c_returns_the_fit_so_far_and_ends_the_workers():
         while not lines or lines[-1] != "step\n":
             lines.append(process.stdout.readline())
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     assert process.returncode == 0, err
     assert "interrupted (Ctrl-C)" in out
     pids = [int(pid) for line in (*lines, *out.splitlines()) if line[:1].isdigit() for pid in line.split()]
@@ -186,7 +186,7 @@ def test_a_script_needs_no_guard_and_does_its_work_once(tmp_path):
         "f = lambda theta: -0.5 * theta @ theta\n"
         "print(qbvi.fit(f, qbvi.Normal(0, 2, shape=2), executor=2, seed=1).converged)\n"
     )
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["once", "True"]
 
 

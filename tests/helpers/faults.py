@@ -89,7 +89,7 @@ def is_alive(pid):
         return False
 
 
-def wait_until_gone(pids, seconds=20.0):
+def wait_until_gone(pids, seconds=120.0):
     """Return those still there after so many seconds, at once if there are none."""
     end = time.monotonic() + seconds
     while any(map(is_alive, pids)) and time.monotonic() < end:

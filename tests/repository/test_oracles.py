@@ -22,6 +22,7 @@ from oracles import (
     labour,
     labour_names,
 )
+from sweeps import sweep
 
 ONE_IN_A_MILLION = norm.isf(0.5e-6)
 
@@ -135,7 +136,7 @@ def test_natural_gradient_at_a_point_matches_finite_differences():
 
 
 @pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("variance", [0.01, 5.0, 1e4])
+@pytest.mark.parametrize("variance", sweep([5.0, 0.01, 1e4], first=1))
 def test_best_gaussian_has_no_gradient_and_is_what_a_generic_optimiser_finds(variance, diagonal):
     problem = small_regression(variance=variance)
     best = problem.best_gaussian(diagonal)

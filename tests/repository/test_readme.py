@@ -1,14 +1,18 @@
 """The README and the guide run word for word, one namespace each, as a reader would type them."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
 import pytest
 
+import qbvi
+
 ROOT = Path(__file__).resolve().parents[2]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
 FAMILIES = ROOT / "docs" / "families.md"
+MOST_EVALUATIONS = 2000
 
 
 def blocks(path):
@@ -26,6 +30,8 @@ def run(path, namespace):
 def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
+    for module in ("qbvi", "qbvi.models.base"):  # the methods that need many more end early
+        monkeypatch.setattr(f"{module}.fit", partial(qbvi.fit, max_evals=MOST_EVALUATIONS))
     for name in ("arviz", "emcee", "matplotlib", "pandas"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     run(README, {})

@@ -25,8 +25,15 @@ def fit(regression, seed, **options):
     return qbvi.fit(regression.log_likelihood, prior, vectorized=True, seed=seed, **options)
 
 
-@pytest.mark.parametrize("family", ["full", "diagonal"])
-@pytest.mark.parametrize(("name", "tolerance"), [("labour", 0.01), ("credit", 0.05)])
+@pytest.mark.parametrize(
+    ("name", "tolerance", "family"),
+    [
+        ("labour", 0.01, "full"),
+        ("labour", 0.01, "diagonal"),
+        ("credit", 0.05, "full"),
+        pytest.param("credit", 0.05, "diagonal", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_default_ends_within_a_hundredth_of_a_nat_or_five(name, tolerance, family, seed):
     regression = problem(name)
@@ -53,7 +60,7 @@ def test_the_papers_settings_run_to_the_end_and_stay_positive_definite(name, rea
     assert np.all(np.isfinite(result.trace.elbo))
 
 
-@pytest.mark.parametrize(("name", "tolerance"), [("labour", 0.05), ("credit", 0.3)])
+@pytest.mark.parametrize(("name", "tolerance"), [("labour", 0.05), pytest.param("credit", 0.3, marks=pytest.mark.soak)])
 def test_the_nearest_reading_of_the_paper_ends_where_its_tables_do(name, tolerance):
     """The largest gaps of ten seeds are 0.001 and 0.024 (docs/reproduce.md)."""
     regression = problem(name)

@@ -17,6 +17,7 @@ from qbvi import reproduce
 from qbvi.cli import main
 from qbvi.reproduce import control_variates, data, exact, garch, har, measures, published, tables
 from qbvi.reproduce.labour import LABOUR, LogisticExperiment
+from qbvi.reproduce.report import Picture
 from qbvi.reproduce.settings import QUICK, Settings
 
 for package, what in (
@@ -40,6 +41,20 @@ TINY = replace(
     batch_rows=3000,
     batch_iterations=20,
     timing_runs=2,
+)
+
+
+# of the reports, of which only the form is tested
+LEAST = replace(
+    TINY,
+    iterations=5,
+    mcmc_steps=8,
+    mcmc_warmup=4,
+    noise_iterations=5,
+    noise_draws=50,
+    batch_draws=(25,),
+    batch_iterations=3,
+    timing_runs=1,
 )
 
 
@@ -68,6 +83,11 @@ def har_of_arch():
         return har._Experiment(data.volatility(None), Settings(effort=TINY))
 
 
+def sketched(draw):
+    """Draws one picture of all: to draw them takes longer than to compute what they show."""
+    return property(lambda picture: draw(picture) if picture.name == "labour-learning" else b"a sketch")
+
+
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory):
     """All experiments by the command, without the paper's files: where they were written, and what was printed."""
@@ -75,7 +95,9 @@ def everything(tmp_path_factory):
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QBVI_DATA", raising=False)
-        patch.setattr("qbvi.cli.reproduce.QUICK", TINY)
+        patch.setattr("qbvi.cli.reproduce.QUICK", LEAST)
+        patch.setattr(Picture, "png", sketched(Picture.png.func))
+        patch.setattr(Picture, "pdf", sketched(Picture.pdf.fget))
         assert main(["reproduce", "all", "--quick", "--out", str(out)]) == 0
     return out, printed.getvalue()
 
@@ -432,6 +454,15 @@ def test_the_command_runs_all_without_the_papers_files(everything):
     assert "german.data-numeric" in " ".join(printed.split())
     files = {path.name for path in out.iterdir()}
     assert {f"{name}.html" for name in reproduce.EXPERIMENTS if name != "credit"} <= files
+
+
+@pytest.mark.soak
+def test_every_picture_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr("qbvi.cli.reproduce.QUICK", LEAST)
+    assert main(["reproduce", "all", "--quick", "--out", str(tmp_path)]) == 0
+    pictures = [path for path in tmp_path.iterdir() if path.suffix in (".png", ".pdf")]
+    assert len(pictures) == 18
+    assert all(path.stat().st_size > 10_000 for path in pictures)
 
 
 def test_a_replacement_of_the_papers_data_is_said(everything):

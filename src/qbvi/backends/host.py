@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arrays import Array
+from qbvi.arrays import Array, array_namespace
 from qbvi.backends.base import Backend, BackendError, Tree
 
 __all__ = ["HOST", "Host"]
@@ -42,7 +41,7 @@ class Host(Backend):
     @property
     def namespace(self) -> Any:
         """NumPy."""
-        return array_api_compat.numpy
+        return array_namespace(np.empty(0))
 
     def owns(self, value: Any) -> bool:
         """Whether it is a NumPy array or scalar."""

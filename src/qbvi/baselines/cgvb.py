@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from qbvi.arguments import a_function, flag, positive_number
 from qbvi.arrays import Array, to_numpy
@@ -145,9 +145,9 @@ def path_gradient(family: GaussianFamily, x: Floats, theta: Floats, slopes: Floa
     known = np.all(np.isfinite(slopes), axis=1)
     if not known.any():
         return np.full(coordinates.size, np.nan)
-    z = solve_triangular(L, (theta[known] - mu).T, lower=True).T
+    z = scipy.linalg.solve_triangular(L, (theta[known] - mu).T, lower=True).T
     # grad h = grad log p + L^-T z
-    by_theta = solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T
+    by_theta = scipy.linalg.solve_triangular(L, (slopes[known] + z).T, lower=True, trans="T").T
     return coordinates.gradient(x, by_theta.mean(axis=0), by_theta.T @ z / len(z))
 
 

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from qbvi.arrays import Array, to_numpy
 from qbvi.families.base import GaussianFamily
@@ -65,7 +65,7 @@ class FactorCoordinates:
         """The member of the family with these coordinates."""
         mu, L = self.open(x)
         standard = self.family.start(np.zeros(len(mu)), np.ones(len(mu)))
-        return self.family.deform(standard, mu, L, solve_triangular(L, np.eye(len(mu)), lower=True))
+        return self.family.deform(standard, mu, L, scipy.linalg.solve_triangular(L, np.eye(len(mu)), lower=True))
 
     def score(self, x: Floats, theta: Floats) -> Floats:
         r"""Gradient of ``log q`` at each draw: (n, d) -> (n, size).
@@ -75,8 +75,8 @@ class FactorCoordinates:
             z = L^{-1}(\theta - \mu), \; v = L^{-T} z
         """
         mu, L = self.open(x)
-        z = solve_triangular(L, (theta - mu).T, lower=True).T
-        v = solve_triangular(L, z.T, lower=True, trans="T").T
+        z = scipy.linalg.solve_triangular(L, (theta - mu).T, lower=True).T
+        v = scipy.linalg.solve_triangular(L, z.T, lower=True, trans="T").T
         i, j = self._below
         return np.concatenate([v, v * z * np.diag(L) - 1, v[:, i] * z[:, j]], axis=1)
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
-from scipy.optimize import minimize
 
 from qbvi.arrays import to_numpy
 from qbvi.baselines.tables import side_by_side, table
@@ -162,7 +161,9 @@ def _bfgs(climb: _Climb, start: Floats, scale: Floats) -> Floats:
     def slope(w: Floats) -> Floats:
         return -climb.gradient(start + scale * w, root, _STEP)
 
-    found = minimize(value, np.zeros(len(start)), jac=slope, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000})
+    found = scipy.optimize.minimize(
+        value, np.zeros(len(start)), jac=slope, method="BFGS", options={"gtol": 1e-6, "maxiter": 1000}
+    )
     return np.asarray(start + scale * found.x)
 
 
@@ -198,7 +199,7 @@ def _whitening(root: Floats, hessian: Floats) -> Floats:
     if not np.all(np.isfinite(values)) or values.min() <= 1e-10 * max(values.max(), 1e-300):
         raise ValueError(_NO_MAXIMUM)
     factor = np.linalg.cholesky(information)
-    return np.asarray(root @ solve_triangular(factor, np.eye(len(factor)), lower=True, trans="T"))
+    return np.asarray(root @ scipy.linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, trans="T"))
 
 
 def _jacobian(model: Model, u: Floats) -> Floats:

@@ -174,9 +174,10 @@ def _check(walkers: int, n_steps: int, warmup: int, d: int) -> None:
 
 def _emcee() -> Any:
     try:
+        import arviz_stats  # noqa: F401  # also needed, but only after the steps
         import emcee
     except ImportError as error:
-        msg = "`mcmc` needs emcee: pip install 'qbvi[mcmc]'"
+        msg = "`mcmc` needs emcee and arviz-stats: pip install 'qbvi[mcmc]'"
         raise ImportError(msg) from error
     return emcee
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from abc import abstractmethod
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, xlog1py, xlogy
 
 from qbvi.arrays import Array, to_numpy
 from qbvi.distributions.base import (
@@ -94,7 +94,7 @@ class Bernoulli(InFamily, Discrete):
 
     def _log_mass(self, x: Floats) -> Floats:
         p = self._flat["p"]
-        return np.asarray(xlogy(x, p) + xlog1py(1 - x, -p))
+        return np.asarray(scipy.special.xlogy(x, p) + scipy.special.xlog1py(1 - x, -p))
 
     def _moments(self) -> tuple[Floats, Floats]:
         p = self._flat["p"]
@@ -126,7 +126,9 @@ class Poisson(InFamily, Discrete):
         super().__init__(WholeNumbers(), shape, {"rate": rate}, positive=("rate",))
 
     def _log_mass(self, x: Floats) -> Floats:
-        return np.asarray(xlogy(x, self._flat["rate"]) - gammaln(x + 1) - self._flat["rate"])
+        return np.asarray(
+            scipy.special.xlogy(x, self._flat["rate"]) - scipy.special.gammaln(x + 1) - self._flat["rate"]
+        )
 
     def _moments(self) -> tuple[Floats, Floats]:
         return self._flat["rate"].copy(), self._flat["rate"].copy()
@@ -166,8 +168,8 @@ class NegativeBinomial(InFamily, Discrete):
 
     def _log_mass(self, x: Floats) -> Floats:
         count, p = self._flat["count"], self._flat["p"]
-        coefficient = gammaln(x + count) - gammaln(x + 1) - gammaln(count)
-        return np.asarray(coefficient + count * np.log(p) + xlog1py(x, -p))
+        coefficient = scipy.special.gammaln(x + count) - scipy.special.gammaln(x + 1) - scipy.special.gammaln(count)
+        return np.asarray(coefficient + count * np.log(p) + scipy.special.xlog1py(x, -p))
 
     def _moments(self) -> tuple[Floats, Floats]:
         count, p = self._flat["count"], self._flat["p"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from functools import cache
+from typing import Any, NamedTuple, Self
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from qbvi.arrays import Array, refuse_traced, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape, broadcast_shape
@@ -30,12 +31,6 @@ from qbvi.supports import Elementwise, Interval, Positive, Real, Shape, like
 
 __all__ = ["SciPyPrior", "as_distribution"]
 
-_FROZEN: Any = type(stats.norm())
-_FROZEN_NORMAL = type(stats.multivariate_normal())
-_FROZEN_DIRICHLET = type(stats.dirichlet([1.0, 1.0]))
-_FROZEN_WISHART = type(stats.wishart(1, 1))
-_FROZEN_INVERSE_WISHART = type(stats.invwishart(1, 1))
-_FROZEN_DISCRETE: Any = type(stats.poisson(1))
 # Their values fill no open set of R^k, so the real line cannot stand in for their support.
 _CURVED = ("vonmises_fisher", "uniform_direction", "ortho_group", "unitary_group")
 
@@ -124,8 +119,8 @@ class SciPyPrior(Distribution):
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], Distribution]) -> Self:
         """Undo `to_spec`, for continuous distributions of ``scipy.stats`` only."""
-        distribution = getattr(stats, str(spec["name"]), None)
-        if not isinstance(distribution, stats.rv_continuous):
+        distribution = getattr(scipy.stats, str(spec["name"]), None)
+        if not isinstance(distribution, scipy.stats.rv_continuous):
             msg = f"`name` must be a continuous distribution of scipy.stats, got {spec['name']!r}"
             raise TypeError(msg)
         return cls(distribution(**spec["parameters"]), shape=tuple(spec["shape"]))
@@ -182,7 +177,7 @@ class _Univariate(Distribution):
         return like(u, self._log_prob(inside)) + self.support.log_jacobian(u, self.shape)
 
     def sample(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
-        if isinstance(self.frozen, _FROZEN):
+        if isinstance(self.frozen, _frozen().continuous):
             return np.asarray(self.frozen.rvs(size=(n, *self.shape), random_state=rng), dtype=np.float64)
         lead = self.shape[: len(self.shape) - np.ndim(self.frozen.support()[0])]
         return np.asarray(self.frozen.sample((n, *lead), rng=rng), dtype=np.float64)
@@ -220,16 +215,40 @@ class _Joint(Distribution):
         return draws.reshape(n, *self.shape)
 
 
+class _Frozen(NamedTuple):
+    """Classes of SciPy's frozen distributions."""
+
+    continuous: Any
+    discrete: Any
+    normal: Any
+    dirichlet: Any
+    wishart: Any
+    inverse_wishart: Any
+
+
+@cache
+def _frozen() -> _Frozen:
+    laws = scipy.stats
+    return _Frozen(
+        continuous=type(laws.norm()),
+        discrete=type(laws.poisson(1)),
+        normal=type(laws.multivariate_normal()),
+        dirichlet=type(laws.dirichlet([1.0, 1.0])),
+        wishart=type(laws.wishart(1, 1)),
+        inverse_wishart=type(laws.invwishart(1, 1)),
+    )
+
+
 def _parts(frozen: Any, shape: Shape | None) -> Distribution:
     """The distribution that does the work: a closed form of qbvi if there is one, else SciPy's."""
-    if isinstance(frozen, _FROZEN_NORMAL):
+    if isinstance(frozen, _frozen().normal):
         return _of_shape(MultivariateNormal(frozen.mean, frozen.cov), shape)
-    if isinstance(frozen, _FROZEN_DIRICHLET):
+    if isinstance(frozen, _frozen().dirichlet):
         return Dirichlet(frozen.alpha, shape)
-    if isinstance(frozen, _FROZEN_WISHART | _FROZEN_INVERSE_WISHART):
-        law = InverseWishart if isinstance(frozen, _FROZEN_INVERSE_WISHART) else Wishart
+    if isinstance(frozen, (_frozen().wishart, _frozen().inverse_wishart)):
+        law = InverseWishart if isinstance(frozen, _frozen().inverse_wishart) else Wishart
         return law(frozen.df, frozen.scale, shape)
-    if isinstance(frozen, _FROZEN_DISCRETE):
+    if isinstance(frozen, _frozen().discrete):
         return _whole_numbers(frozen, shape)
     if not hasattr(frozen, "support"):
         return _Joint(frozen, shape)
@@ -239,7 +258,7 @@ def _parts(frozen: Any, shape: Shape | None) -> Distribution:
 
 
 def _closed_form(frozen: Any, shape: Shape) -> Distribution | None:
-    if type(frozen) is getattr(stats, "Normal", None) or type(frozen).__name__ == "StandardNormal":
+    if type(frozen) is getattr(scipy.stats, "Normal", None) or type(frozen).__name__ == "StandardNormal":
         return Normal(frozen.mean(), frozen.standard_deviation(), shape)
     if not _is_described_by_name(frozen):
         return None
@@ -281,7 +300,7 @@ _DISCRETE: dict[str, _Build] = {
 
 
 def _described(frozen: Any, shape: Shape) -> str:
-    if isinstance(frozen, _FROZEN | _FROZEN_DISCRETE):
+    if isinstance(frozen, (_frozen().continuous, _frozen().discrete)):
         parameters = ", ".join(f"{name}={value}" for name, value in _named_parameters(frozen).items())
         return f"SciPyPrior({frozen.dist.name}({parameters}), shape={shape})"
     return f"SciPyPrior({type(frozen).__name__}, shape={shape})"
@@ -312,7 +331,7 @@ def _refuse_unusable(frozen: Any) -> None:
 
 
 def _is_ours_among_discrete(frozen: Any) -> bool:
-    if not isinstance(frozen, _FROZEN_DISCRETE) or not _is_scipys_own(frozen.dist):
+    if not isinstance(frozen, _frozen().discrete) or not _is_scipys_own(frozen.dist):
         return False
     return frozen.dist.name in _DISCRETE and bool(np.all(_named_parameters(frozen)["loc"] == 0))
 
@@ -320,23 +339,23 @@ def _is_ours_among_discrete(frozen: Any) -> bool:
 def _named_parameters(frozen: Any) -> dict[str, Any]:
     """Shape parameters, ``loc`` and ``scale`` of a frozen distribution by name, with defaults."""
     own = frozen.dist.shapes.split(", ") if frozen.dist.shapes else []
-    names = [*own, "loc"] if isinstance(frozen, _FROZEN_DISCRETE) else [*own, "loc", "scale"]
+    names = [*own, "loc"] if isinstance(frozen, _frozen().discrete) else [*own, "loc", "scale"]
     given = dict(zip(names, frozen.args, strict=False)) | frozen.kwds
     return {name: given.get(name, float(name == "scale")) for name in names}
 
 
 def _is_described_by_name(frozen: Any) -> bool:
     """Whether its name in ``scipy.stats`` and its parameters describe it completely."""
-    return isinstance(frozen, _FROZEN) and _is_scipys_own(frozen.dist)
+    return isinstance(frozen, _frozen().continuous) and _is_scipys_own(frozen.dist)
 
 
 def _is_scipys_own(distribution: Any) -> bool:
-    return type(getattr(stats, distribution.name or "", None)) is type(distribution)
+    return type(getattr(scipy.stats, distribution.name or "", None)) is type(distribution)
 
 
 def _own_parameters(frozen: Any) -> dict[str, NDArray[np.float64]]:
     """Parameters whose shapes give a univariate distribution its shape."""
-    own = _named_parameters(frozen) if isinstance(frozen, _FROZEN) else {"support": frozen.support()[0]}
+    own = _named_parameters(frozen) if isinstance(frozen, _frozen().continuous) else {"support": frozen.support()[0]}
     return {name: np.asarray(value, dtype=np.float64) for name, value in own.items()}
 
 

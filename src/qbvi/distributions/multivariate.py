@@ -6,8 +6,8 @@ import math
 from abc import abstractmethod
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import gammaln, multigammaln
 
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.distributions.base import (
@@ -96,8 +96,8 @@ class Dirichlet(Distribution):
         return self.support.unconstrain_log(log_gamma_draws(rng, self.concentration, n), self.shape)  # type: ignore[no-any-return]
 
     def _log_constant(self) -> float:
-        total = gammaln(np.sum(self.concentration, axis=-1))
-        return float(np.sum(total) - np.sum(gammaln(self.concentration)))
+        total = scipy.special.gammaln(np.sum(self.concentration, axis=-1))
+        return float(np.sum(total) - np.sum(scipy.special.gammaln(self.concentration)))
 
     @staticmethod
     def _row_sum(terms: Array) -> Array:
@@ -303,4 +303,4 @@ def _sum_of_squares(matrix: Array) -> Array:
 
 
 def _log_multivariate_gamma(a: NDArray[np.float64], p: int) -> NDArray[np.float64]:
-    return np.array([multigammaln(value, p) for value in a])
+    return np.array([scipy.special.multigammaln(value, p) for value in a])

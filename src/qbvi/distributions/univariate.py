@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betaln, gammaln
 
 from qbvi.arguments import flag
 from qbvi.arrays import Array, array_namespace
@@ -152,7 +152,7 @@ class Beta(InFamily, Independent):
         return -like(u, self._flat["alpha"]) * softplus(-u) - like(u, self._flat["beta"]) * softplus(u)
 
     def _log_constant(self) -> NDArray[np.float64]:
-        return np.asarray(-betaln(self._flat["alpha"], self._flat["beta"]))
+        return np.asarray(-scipy.special.betaln(self._flat["alpha"], self._flat["beta"]))
 
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
         return log_gamma_draws(rng, self._flat["alpha"], n) - log_gamma_draws(rng, self._flat["beta"], n)
@@ -278,7 +278,10 @@ class StudentT(Independent):
     def _log_constant(self) -> NDArray[np.float64]:
         df = self._flat["df"]
         return np.asarray(
-            gammaln((df + 1) / 2) - gammaln(df / 2) - np.log(df * np.pi) / 2 - np.log(self._flat["scale"])
+            scipy.special.gammaln((df + 1) / 2)
+            - scipy.special.gammaln(df / 2)
+            - np.log(df * np.pi) / 2
+            - np.log(self._flat["scale"])
         )
 
     def _draw(self, rng: np.random.Generator, n: int) -> NDArray[np.float64]:
@@ -354,7 +357,7 @@ def log_gamma_draws(rng: np.random.Generator, alpha: NDArray[np.float64], n: int
 
 
 def _gamma_constant(alpha: NDArray[np.float64], beta: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray(alpha * np.log(beta) - gammaln(alpha))
+    return np.asarray(alpha * np.log(beta) - scipy.special.gammaln(alpha))
 
 
 def _log_exponential_draws(rng: np.random.Generator, size: Shape) -> NDArray[np.float64]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import betainccinv, betaincinv, digamma, gammaln, logsumexp, ndtr, polygamma
 
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.gamma import bounded_log, log_gamma_quantile
@@ -28,18 +28,18 @@ class _Concentrations(ExponentialFamily):
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """Log of the multivariate beta function."""
         c = lam + 1
-        return np.asarray(np.sum(gammaln(c), axis=-1) - gammaln(np.sum(c, axis=-1)))
+        return np.asarray(np.sum(scipy.special.gammaln(c), axis=-1) - scipy.special.gammaln(np.sum(c, axis=-1)))
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """digamma(c) - digamma(sum of c)."""
         c = lam + 1
-        return np.asarray(digamma(c) - digamma(np.sum(c, axis=-1, keepdims=True)))
+        return np.asarray(scipy.special.digamma(c) - scipy.special.digamma(np.sum(c, axis=-1, keepdims=True)))
 
     def one_fisher(self, lam: Floats) -> Floats:
         """diag(trigamma(c)) - trigamma(sum of c)."""
         c = lam + 1
-        total = polygamma(1, np.sum(c, axis=-1))
-        return np.asarray(np.eye(c.shape[-1]) * polygamma(1, c)[..., None] - total[..., None, None])
+        total = scipy.special.polygamma(1, np.sum(c, axis=-1))
+        return np.asarray(np.eye(c.shape[-1]) * scipy.special.polygamma(1, c)[..., None] - total[..., None, None])
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Whether the concentrations are positive."""
@@ -76,7 +76,10 @@ class Beta(_Concentrations):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Beta quantiles at the probabilities of the normals, kept off 0 and 1."""
         alpha, beta = lam[..., :1] + 1, lam[..., 1:] + 1
-        lower, upper = betaincinv(alpha, beta, ndtr(z)), betainccinv(alpha, beta, ndtr(-z))
+        lower, upper = (
+            scipy.special.betaincinv(alpha, beta, scipy.special.ndtr(z)),
+            scipy.special.betainccinv(alpha, beta, scipy.special.ndtr(-z)),
+        )
         return np.asarray(np.clip(np.where(z > 0, upper, lower), _TINY, _ALMOST_ONE))
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
@@ -139,7 +142,9 @@ class Dirichlet(_Concentrations):
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Gamma quantiles over their sum, on the log scale so that none underflows."""
         log_gamma = log_gamma_quantile(lam + 1, z)
-        return np.asarray(np.maximum(np.exp(log_gamma - logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY))
+        return np.asarray(
+            np.maximum(np.exp(log_gamma - scipy.special.logsumexp(log_gamma, axis=-1, keepdims=True)), _TINY)
+        )
 
     def one_moments(self, lam: Floats) -> tuple[Floats, Floats]:
         """Mean ``c / s`` and covariance ``(diag(mean) - mean mean') / (s + 1)``, ``s = sum(c)``."""

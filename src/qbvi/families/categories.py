@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, logit, logsumexp, ndtr
 
 from qbvi.families.bounds import LARGEST_LOG_ODDS, covered
 from qbvi.families.exponential import ExponentialFamily
@@ -41,24 +41,28 @@ class Bernoulli(OwnStatistic):
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """``p``."""
-        return np.asarray(expit(lam))
+        return np.asarray(scipy.special.expit(lam))
 
     def one_centred(self, lam: Floats, x: Floats) -> Floats:
         """``1 - p`` or ``-p``; near one, ``x - p`` would round to zero."""
-        return np.asarray(np.where(x > 0.5, expit(-lam), -expit(lam)))
+        return np.asarray(np.where(x > 0.5, scipy.special.expit(-lam), -scipy.special.expit(lam)))
 
     def one_fisher(self, lam: Floats) -> Floats:
         """``p (1 - p)``."""
-        return np.asarray(expit(lam) * expit(-lam))[..., None]
+        return np.asarray(scipy.special.expit(lam) * scipy.special.expit(-lam))[..., None]
 
     def one_entropy(self, lam: Floats) -> Floats:
         """Entropy, computed from the log-odds of the rarer value so that no digits are lost."""
         rarer = -np.abs(lam[..., 0])
-        return np.asarray(np.log1p(np.exp(rarer)) - rarer * expit(rarer))
+        return np.asarray(np.log1p(np.exp(rarer)) - rarer * scipy.special.expit(rarer))
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Whether Phi(z) exceeds 1 - p, computed in the nearer tail."""
-        is_one = np.where(lam < 0, ndtr(-z) < expit(lam), ndtr(z) > expit(-lam))
+        is_one = np.where(
+            lam < 0,
+            scipy.special.ndtr(-z) < scipy.special.expit(lam),
+            scipy.special.ndtr(z) > scipy.special.expit(-lam),
+        )
         return np.asarray(is_one.astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
@@ -71,7 +75,7 @@ class Bernoulli(OwnStatistic):
 
     def one_from_moments(self, mean: Floats, sd: Floats) -> Floats:
         """The distribution with this mean."""
-        return np.asarray(np.clip(logit(mean), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS))
+        return np.asarray(np.clip(scipy.special.logit(mean), -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS))
 
     def one_defensive(self, lam: Floats) -> Floats:
         """Give both values a probability of at least 0.1.
@@ -86,12 +90,12 @@ class Bernoulli(OwnStatistic):
 
     def one_natural(self, parameters: Mapping[str, Any]) -> Floats:
         """``logit(p)``, within the bound of double precision."""
-        log_odds = logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
+        log_odds = scipy.special.logit(np.asarray(parameters["p"], dtype=np.float64))[..., None]
         return np.asarray(np.clip(log_odds, -LARGEST_LOG_ODDS, LARGEST_LOG_ODDS))
 
     def one_parameters(self, lam: Floats) -> dict[str, Floats]:
         """``p``."""
-        return {"p": np.asarray(expit(lam[..., 0]))}
+        return {"p": np.asarray(scipy.special.expit(lam[..., 0]))}
 
     def one_jacobian(self, lam: Floats) -> Floats:
         """1 / (p (1 - p))."""
@@ -136,7 +140,7 @@ class Categorical(ExponentialFamily):
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """log(1 + sum exp(lam))."""
-        return np.asarray(logsumexp(_logits(lam), axis=-1))
+        return np.asarray(scipy.special.logsumexp(_logits(lam), axis=-1))
 
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """Probabilities of all categories except the first."""
@@ -179,7 +183,7 @@ class Categorical(ExponentialFamily):
         """Number of cumulative probabilities below Phi(z), each computed in its nearer tail."""
         probs = _probabilities(lam)
         below, above = np.cumsum(probs, axis=-1)[..., :-1], _suffix_sums(probs)[..., 1:]
-        exceeds = np.where(below < 0.5, ndtr(z) > below, ndtr(-z) < above)
+        exceeds = np.where(below < 0.5, scipy.special.ndtr(z) > below, scipy.special.ndtr(-z) < above)
         return np.asarray(np.sum(exceeds, axis=-1, keepdims=True).astype(np.float64))
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:

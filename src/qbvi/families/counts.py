@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import betainc, betaincc, gammainc, gammaincc, gammaln, ndtr
 
 from qbvi.families.bounds import LARGEST_LOG_ODDS, covered
 from qbvi.families.gamma import gamma_quantile
@@ -40,7 +40,7 @@ class Poisson(OwnStatistic):
 
     def one_log_base(self, x: Floats) -> Floats:
         """``-log x!``."""
-        return np.asarray(-gammaln(x[..., 0] + 1))
+        return np.asarray(-scipy.special.gammaln(x[..., 0] + 1))
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """The rate."""
@@ -70,7 +70,9 @@ class Poisson(OwnStatistic):
         """Poisson quantiles at the probabilities of the normals."""
         rate = np.exp(lam)
         guess = rate + np.sqrt(rate) * z + (z**2 - 1) / 6  # Cornish-Fisher, from three moments
-        return _quantile(lambda x: gammaincc(x + 1, rate), lambda x: gammainc(x + 1, rate), z, guess)
+        return _quantile(
+            lambda x: scipy.special.gammaincc(x + 1, rate), lambda x: scipy.special.gammainc(x + 1, rate), z, guess
+        )
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Whether double precision can hold the rate, and the counts exactly."""
@@ -129,7 +131,9 @@ class NegativeBinomial(OwnStatistic):
     def one_log_base(self, x: Floats) -> Floats:
         """Log of the binomial coefficient."""
         x = x[..., 0]
-        return np.asarray(gammaln(x + self.count) - gammaln(x + 1) - gammaln(self.count))
+        return np.asarray(
+            scipy.special.gammaln(x + self.count) - scipy.special.gammaln(x + 1) - scipy.special.gammaln(self.count)
+        )
 
     def one_log_normaliser(self, lam: Floats) -> Floats:
         """``-count log p``."""
@@ -153,7 +157,12 @@ class NegativeBinomial(OwnStatistic):
         """Negative binomial quantiles at the probabilities of the normals."""
         p = -np.expm1(lam)
         guess = gamma_quantile(self.count * np.exp(lam), z) / p  # gamma with this mean and variance
-        return _quantile(lambda x: betainc(self.count, x + 1, p), lambda x: betaincc(self.count, x + 1, p), z, guess)
+        return _quantile(
+            lambda x: scipy.special.betainc(self.count, x + 1, p),
+            lambda x: scipy.special.betaincc(self.count, x + 1, p),
+            z,
+            guess,
+        )
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Whether p lies between zero and one, as far as double precision can hold it."""
@@ -202,7 +211,9 @@ def _quantile(cdf: _Distribution, tail: _Distribution, z: Floats, guess: Floats)
     """
 
     def reached(x: Floats) -> NDArray[np.bool_]:
-        return np.asarray(np.where(z > 0, tail(x) <= ndtr(-z), cdf(x) >= ndtr(z)) & (x >= 0))
+        return np.asarray(
+            np.where(z > 0, tail(x) <= scipy.special.ndtr(-z), cdf(x) >= scipy.special.ndtr(z)) & (x >= 0)
+        )
 
     high = np.maximum(np.floor(guess), 0.0)
     low, stride = high - 1, 1.0

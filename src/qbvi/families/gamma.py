@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import digamma, gammainccinv, gammaincinv, gammaln, log_ndtr, ndtr, polygamma
 
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.own_statistic import OwnStatistic
@@ -50,12 +50,12 @@ class Gamma(ExponentialFamily):
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """(digamma(alpha) - log beta, alpha / beta)."""
         alpha, beta = lam[..., 0] + 1, -lam[..., 1]
-        return np.stack([digamma(alpha) - np.log(beta), alpha / beta], axis=-1)
+        return np.stack([scipy.special.digamma(alpha) - np.log(beta), alpha / beta], axis=-1)
 
     def one_fisher(self, lam: Floats) -> Floats:
         """((trigamma(alpha), 1 / beta), (1 / beta, alpha / beta^2))."""
         alpha, beta = lam[..., 0] + 1, -lam[..., 1]
-        return _matrix(polygamma(1, alpha), 1 / beta, alpha / beta**2)
+        return _matrix(scipy.special.polygamma(1, alpha), 1 / beta, alpha / beta**2)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """Gamma quantiles at the probabilities of the normals."""
@@ -124,7 +124,7 @@ class InverseGamma(ExponentialFamily):
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """(log beta - digamma(alpha), alpha / beta)."""
         alpha, beta = -lam[..., 0] - 1, -lam[..., 1]
-        return np.stack([np.log(beta) - digamma(alpha), alpha / beta], axis=-1)
+        return np.stack([np.log(beta) - scipy.special.digamma(alpha), alpha / beta], axis=-1)
 
     def one_fisher(self, lam: Floats) -> Floats:
         """((trigamma(alpha), -1 / beta), (-1 / beta, alpha / beta^2)).
@@ -132,7 +132,7 @@ class InverseGamma(ExponentialFamily):
         The paper's natgrad_ig prints this matrix before its inversion.
         """
         alpha, beta = -lam[..., 0] - 1, -lam[..., 1]
-        return _matrix(polygamma(1, alpha), -1 / beta, alpha / beta**2)
+        return _matrix(scipy.special.polygamma(1, alpha), -1 / beta, alpha / beta**2)
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """``beta`` over a gamma quantile, mirrored so that x grows with z."""
@@ -202,7 +202,7 @@ class Exponential(OwnStatistic):
 
     def one_draw(self, lam: Floats, z: Floats) -> Floats:
         """-log(1 - Phi(z)) / rate."""
-        return np.asarray(log_ndtr(-z) / lam)
+        return np.asarray(scipy.special.log_ndtr(-z) / lam)
 
     def one_is_inside(self, lam: Floats) -> NDArray[np.bool_]:
         """Whether the rate is positive."""
@@ -238,7 +238,10 @@ def gamma_quantile(alpha: Floats, z: Floats) -> Floats:
     >>> float(gamma_quantile(np.array(1.0), np.array(0.0)).round(6))  # median, log 2
     0.693147
     """
-    upper, lower = gammainccinv(alpha, ndtr(-z)), gammaincinv(alpha, ndtr(z))
+    upper, lower = (
+        scipy.special.gammainccinv(alpha, scipy.special.ndtr(-z)),
+        scipy.special.gammaincinv(alpha, scipy.special.ndtr(z)),
+    )
     # In the far lower tail of a small alpha the quantile underflows; a positive floor keeps
     # quotients by it finite.
     return np.asarray(np.maximum(np.where(z > 0, upper, lower), _TINY))
@@ -255,7 +258,7 @@ def log_gamma_quantile(alpha: Floats, z: Floats) -> Floats:
     -693.72
     """
     quantile = gamma_quantile(alpha, z)
-    near_zero = (log_ndtr(z) + gammaln(alpha + 1)) / alpha
+    near_zero = (scipy.special.log_ndtr(z) + scipy.special.gammaln(alpha + 1)) / alpha
     return np.where(quantile > 1e-200, np.log(quantile), near_zero)
 
 
@@ -265,7 +268,7 @@ def bounded_log(x: Floats) -> Floats:
 
 
 def _log_normaliser(alpha: Floats, beta: Floats) -> Floats:
-    normaliser: Floats = gammaln(alpha) - alpha * np.log(beta)
+    normaliser: Floats = scipy.special.gammaln(alpha) - alpha * np.log(beta)
     return normaliser
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import digamma, gammaln, polygamma
 
 from qbvi.arrays import pack_symmetric, unpack_symmetric
 from qbvi.families.exponential import ExponentialFamily, safe_cholesky
@@ -65,7 +65,7 @@ class _MatrixLaw(ExponentialFamily):
     def one_mean_parameter(self, lam: Floats) -> Floats:
         """(+-(digamma_p(a) - log|M|), a M^-1)."""
         a, M = self._shape(lam)
-        log_det = self.sign * (np.sum(digamma(_below(a, self.p)), axis=-1) - np.linalg.slogdet(M)[1])
+        log_det = self.sign * (np.sum(scipy.special.digamma(_below(a, self.p)), axis=-1) - np.linalg.slogdet(M)[1])
         return _join(log_det, a[..., None, None] * _inv(M))
 
     def one_fisher(self, lam: Floats) -> Floats:
@@ -73,7 +73,7 @@ class _MatrixLaw(ExponentialFamily):
         a, M = self._shape(lam)
         inverse = _inv(M)
         fisher = np.empty((*lam.shape, self.n_statistics))
-        fisher[..., 0, 0] = np.sum(polygamma(1, _below(a, self.p)), axis=-1)
+        fisher[..., 0, 0] = np.sum(scipy.special.polygamma(1, _below(a, self.p)), axis=-1)
         fisher[..., 0, 1:] = fisher[..., 1:, 0] = self.sign * pack_symmetric(inverse)
         fisher[..., 1:, 1:] = a[..., None, None] * _symmetric_kronecker(inverse)
         return fisher
@@ -262,7 +262,7 @@ def _below(a: Floats, p: int) -> Floats:
 
 
 def _log_multivariate_gamma(a: Floats, p: int) -> Floats:
-    return np.asarray(p * (p - 1) / 4 * np.log(np.pi) + np.sum(gammaln(_below(a, p)), axis=-1))
+    return np.asarray(p * (p - 1) / 4 * np.log(np.pi) + np.sum(scipy.special.gammaln(_below(a, p)), axis=-1))
 
 
 def _bartlett(a: Floats, z: Floats) -> Floats:

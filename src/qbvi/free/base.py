@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 __all__ = ["Base"]
 
@@ -81,7 +81,7 @@ class Base(NamedTuple):
         parts = np.empty((len(self.weights), len(u)))
         for k, (weight, mean, cov) in enumerate(zip(*self, strict=True)):
             factor = np.linalg.cholesky(widened * cov)
-            z = solve_triangular(factor, (u - mean).T, lower=True, check_finite=False)
+            z = scipy.linalg.solve_triangular(factor, (u - mean).T, lower=True, check_finite=False)
             constant = math.log(max(weight, 1e-300)) - 0.5 * d * math.log(2 * math.pi)
             parts[k] = constant - np.log(np.diagonal(factor)).sum() - 0.5 * np.sum(z**2, axis=0)
         return parts

@@ -13,8 +13,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 __all__ = ["Border", "Bounds", "Nearest", "border_between"]
 
@@ -38,7 +38,10 @@ class Nearest:
     """A border of any shape: a point is of the kind of the nearest evaluated one."""
 
     def __init__(self, allowed: Floats, forbidden: Floats, scale: Floats) -> None:
-        self._scale, self._trees = scale, (cKDTree(allowed / scale), cKDTree(forbidden / scale))
+        self._scale, self._trees = (
+            scale,
+            (scipy.spatial.cKDTree(allowed / scale), scipy.spatial.cKDTree(forbidden / scale)),
+        )
 
     def __call__(self, u: Floats) -> Floats:
         """Probability that points u (m, d) are allowed: (m,)."""

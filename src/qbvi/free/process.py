@@ -12,8 +12,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import lapack
 
 from qbvi.free.kernel import Kernel
 from qbvi.free.rules import ShapeSearch
@@ -72,7 +72,7 @@ class Process:
         K = self.kernel(data.z, data.z)
         K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
         factor = np.linalg.cholesky(K)
-        self._inverse, _ = lapack.dtrtri(factor, lower=1)
+        self._inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
         self._centre = float(np.median(data.t))
         t = data.t - self._centre
         self._ones = self._inverse.T @ (self._inverse @ np.ones(n))

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from qbvi.free.kernel import squared_distances
 from qbvi.free.rules import Integration
@@ -72,7 +72,9 @@ class Proposal(NamedTuple):
         return np.asarray(np.logaddexp(math.log1p(-rules.wide) + kernels, math.log(rules.wide) + wide))
 
     def _whitened(self, u: Floats) -> Floats:
-        return np.asarray(solve_triangular(self.factor, (u - self.mean).T, lower=True, check_finite=False).T)
+        return np.asarray(
+            scipy.linalg.solve_triangular(self.factor, (u - self.mean).T, lower=True, check_finite=False).T
+        )
 
 
 def _log_student(z: Floats, freedom: float) -> Floats:

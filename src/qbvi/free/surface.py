@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from qbvi.free.base import Base
 from qbvi.free.border import Border, border_between
@@ -126,7 +126,9 @@ class Surface:
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
-        return np.asarray(solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T)
+        return np.asarray(
+            scipy.linalg.solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T
+        )
 
     def predicted(self, u: Floats) -> Predicted:
         """The prediction of the Gaussian process at points u (m, d)."""

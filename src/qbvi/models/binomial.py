@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, gammaln, log_expit
 
 from qbvi.models.base import Prediction
 from qbvi.models.inputs import as_target, refuse
@@ -59,12 +59,12 @@ class Binomial(LinearPredictor):
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log binomial probabilities."""
         y, trials = data
-        ways = gammaln(trials + 1) - gammaln(y + 1) - gammaln(trials - y + 1)
-        return np.asarray(ways + y * log_expit(eta) + (trials - y) * log_expit(-eta))
+        ways = scipy.special.gammaln(trials + 1) - scipy.special.gammaln(y + 1) - scipy.special.gammaln(trials - y + 1)
+        return np.asarray(ways + y * scipy.special.log_expit(eta) + (trials - y) * scipy.special.log_expit(-eta))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """Successes less their expected number."""
-        return np.asarray(data[0] - data[1] * expit(eta))
+        return np.asarray(data[0] - data[1] * scipy.special.expit(eta))
 
     def predict(
         self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, trials: Any = 1
@@ -74,13 +74,13 @@ class Binomial(LinearPredictor):
         `mean` and `expected` then are probabilities.
         """
         flat, design = self._draws(posterior, n_draws, seed), self.design_of(X_new)
-        of, probability = _trials(trials, len(design)), expit(self._predictors(flat, design))
+        of, probability = _trials(trials, len(design)), scipy.special.expit(self._predictors(flat, design))
         outcomes = self._noise(seed).binomial(of.astype(np.int64), probability).astype(float)
         return Prediction(of * probability.mean(axis=0), of * probability, outcomes)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and the outcome of one trial per row."""
-        probability = expit(eta)
+        probability = scipy.special.expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)
 
 

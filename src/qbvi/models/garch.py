@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit, logit
 
 from qbvi.arguments import number, positive_number
 from qbvi.distributions import Normal, Transformed
@@ -75,7 +75,7 @@ class GARCH(StatisticalModel):
         The medians are about a tenth of the returns' variance for omega, and 0.88 for both
         alpha + beta and beta / (alpha + beta).
         """
-        omega = float(logit(min(0.1 * float(np.mean(self.returns**2)), 0.5)))
+        omega = float(scipy.special.logit(min(0.1 * float(np.mean(self.returns**2)), 0.5)))
         return Transformed(Normal(np.array([omega, 2.0, 2.0]), np.array([2.0, 1.5, 1.5])), _STATIONARY)
 
     def normal_prior(self, scale: float) -> Transformed:
@@ -178,18 +178,21 @@ def _prediction(variance: Floats, seed: int) -> Prediction:
 
 
 def _forward(psi: Floats) -> Floats:
-    omega, persistence, share = np.moveaxis(expit(psi), -1, 0)
+    omega, persistence, share = np.moveaxis(scipy.special.expit(psi), -1, 0)
     return np.stack([omega, persistence * (1 - share), persistence * share], axis=-1)
 
 
 def _inverse(x: Floats) -> Floats:
     omega, alpha, beta = np.moveaxis(np.asarray(x, dtype=np.float64), -1, 0)
     # log(beta / alpha), because beta / (alpha + beta) may round to one before its logit is taken.
-    return np.stack([logit(omega), logit(alpha + beta), np.log(beta / alpha)], axis=-1)
+    return np.stack([scipy.special.logit(omega), scipy.special.logit(alpha + beta), np.log(beta / alpha)], axis=-1)
 
 
 def _log_jacobian(psi: Floats) -> Floats:
-    return np.asarray(np.sum(log_expit(psi) + log_expit(-psi), axis=-1) + log_expit(psi[..., 1]))
+    return np.asarray(
+        np.sum(scipy.special.log_expit(psi) + scipy.special.log_expit(-psi), axis=-1)
+        + scipy.special.log_expit(psi[..., 1])
+    )
 
 
 _STATIONARY = Bijection(_forward, _inverse, _log_jacobian, vectorized=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit
 
 from qbvi.models.inputs import as_target, refuse
 from qbvi.models.predictor import LinearPredictor
@@ -56,13 +56,13 @@ class Logistic(LinearPredictor):
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """-log(1 + exp(-(2 y - 1) eta))."""
-        return np.asarray(log_expit((2 * data[0] - 1) * eta))
+        return np.asarray(scipy.special.log_expit((2 * data[0] - 1) * eta))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """The target less its probability."""
-        return np.asarray(data[0] - expit(eta))
+        return np.asarray(data[0] - scipy.special.expit(eta))
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and the outcome of one trial per row."""
-        probability = expit(eta)
+        probability = scipy.special.expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)

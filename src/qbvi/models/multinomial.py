@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import log_softmax, softmax
 
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
@@ -99,7 +99,7 @@ class MultinomialLogistic(DesignModel):
     def terms(self, flat: Floats, *data: Floats) -> Floats:
         """Log probability of each row's class: (S, p) -> (S, rows)."""
         design, y = data
-        log_probability = log_softmax(self._predictors(flat, design), axis=-1)
+        log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
 
     def _name_parameters(self) -> None:
@@ -107,12 +107,12 @@ class MultinomialLogistic(DesignModel):
 
     def _gradient(self, flat: Floats) -> Floats:
         is_class = self.y[:, None] == np.arange(len(self.classes))
-        slope = is_class - softmax(self._predictors(flat, self.design), axis=-1)
+        slope = is_class - scipy.special.softmax(self._predictors(flat, self.design), axis=-1)
         by_class = np.moveaxis(slope[:, :, 1:], 1, 2) @ self.design  # (S, classes - 1, k)
         return np.asarray(by_class.reshape(len(flat), -1))
 
     def _prediction(self, flat: Floats, design: Floats, rng: np.random.Generator) -> Prediction:
-        probability = softmax(self._predictors(flat, design), axis=-1)
+        probability = scipy.special.softmax(self._predictors(flat, design), axis=-1)
         return Prediction(probability.mean(axis=0), probability, drawn_classes(probability, rng))
 
     def _predictors(self, flat: Floats, design: Floats) -> Floats:

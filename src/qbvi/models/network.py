@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, log_softmax, softmax
 
 from qbvi.baselines import MaximumLikelihood
 from qbvi.distributions import InverseGamma, Normal
@@ -24,7 +24,7 @@ Activation = Callable[[Floats], Floats]
 ACTIVATIONS: dict[str, Activation] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0.0),
-    "sigmoid": expit,
+    "sigmoid": lambda x: scipy.special.expit(x),
     "step": lambda x: (x > 0).astype(np.float64),
     "sign": lambda x: np.where(x > 0, 1.0, -1.0),
     "identity": lambda x: x,
@@ -115,7 +115,7 @@ class Network(StatisticalModel):
         inputs, y = data
         output = self._forward(flat, inputs)
         if self._classifies:
-            return np.asarray(log_softmax(output, axis=-1)[:, np.arange(len(y)), y.astype(int)])
+            return np.asarray(scipy.special.log_softmax(output, axis=-1)[:, np.arange(len(y)), y.astype(int)])
         sigma2 = flat[:, -1:]
         with np.errstate(invalid="ignore", divide="ignore"):  # no density for a variance <= 0: NaN
             return np.asarray(-0.5 * ((y - output[:, :, 0]) ** 2 / sigma2 + np.log(2 * np.pi * sigma2)))
@@ -127,7 +127,7 @@ class Network(StatisticalModel):
         output = self._forward(flat, inputs)
         rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
         if self._classifies:
-            probability = softmax(output, axis=-1)
+            probability = scipy.special.softmax(output, axis=-1)
             return Prediction(probability.mean(axis=0), probability, drawn_classes(probability, rng))
         mean = output[:, :, 0]
         noise = np.sqrt(flat[:, -1:]) * rng.standard_normal(mean.shape)

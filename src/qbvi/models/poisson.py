@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from qbvi.models.base import Prediction
 from qbvi.models.inputs import as_target, refuse
@@ -62,7 +62,7 @@ class Poisson(LinearPredictor):
         y, exposure = data
         log_rate = eta + np.log(exposure)
         with np.errstate(over="ignore"):
-            return np.asarray(y * log_rate - np.exp(log_rate) - gammaln(y + 1))
+            return np.asarray(y * log_rate - np.exp(log_rate) - scipy.special.gammaln(y + 1))
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """Counts less their rates."""

@@ -23,8 +23,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import block_diag
 
 from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
@@ -336,8 +336,8 @@ def _gaussian_step(
     b = np.concatenate([part for part, _ in found])
     ends = np.cumsum([0, *(f.dim for f in factors)])
     blocks = [slice(start, stop) for start, stop in pairwise(ends)]
-    followed = block_diag(*(block for _, block in found))
-    C = np.where(block_diag(*(f.restrict(np.ones((f.dim, f.dim))) for f in factors)) != 0, followed, C)
+    followed = scipy.linalg.block_diag(*(block for _, block in found))
+    C = np.where(scipy.linalg.block_diag(*(f.restrict(np.ones((f.dim, f.dim))) for f in factors)) != 0, followed, C)
     c, axes = np.linalg.eigh(C)
     shift = axes @ (share * (axes.T @ b) / np.maximum(1 - share * c, rules.softest))
     eigen = [np.linalg.eigh(block) for _, block in found]

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from scipy.special import gammaincinv
+import scipy
 
 from qbvi.arrays import Array, array_namespace
 
@@ -211,7 +211,7 @@ class Weighting:
 
     def usual_square(self, d: int) -> float:
         """Squared radius of the ball with standard normal probability `usual`."""
-        return 2 * float(gammaincinv(d / 2, self.usual))
+        return 2 * float(scipy.special.gammaincinv(d / 2, self.usual))
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import lapack, qr, solve_triangular
 
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import free_features, kernels
@@ -157,8 +157,8 @@ class HermiteRegression:
         left_out = leave_pairs_out(solved, self.points.pair)
         scale = self.scale(left_out, variances)
         z, alpha, d = self.points.z, solved.alpha, family.dim
-        free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
-        free_variance = np.sum(solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
+        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
+        free_variance = np.sum(scipy.linalg.solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
         one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
         C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
         quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
@@ -179,7 +179,7 @@ class HermiteRegression:
     def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
         """Predictions at other points z (m, d) with free features (m, p): (m,)."""
         between = kernels(z, self.points.z)
-        free = solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
+        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         smooth = (variances.quadratic * between.second + between.tail(variances.omega)) @ solved.alpha
         prediction: Floats = self._centre + features[:, self._kept] @ free + smooth
         return prediction
@@ -197,12 +197,14 @@ class HermiteRegression:
         ``workspace`` (n, n) is memory that is overwritten.
         """
         factor = self._factor(variances, workspace)
-        whitened = solve_triangular(
+        whitened = scipy.linalg.solve_triangular(
             factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
         )
         Q, R = np.linalg.qr(whitened[:, :-1])
         rest = whitened[:, -1] - Q @ (Q.T @ whitened[:, -1])
-        back = solve_triangular(factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False)
+        back = scipy.linalg.solve_triangular(
+            factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False
+        )
         return Solved(factor, R, back[:, :-1], back[:, -1])
 
     def _factor(self, variances: Variances, workspace: Floats | None) -> Floats:
@@ -218,7 +220,7 @@ class HermiteRegression:
             diagonal += variances.noise * self.points.growth
             diagonal *= 1 + nugget
             factor: Floats
-            factor, failed = lapack.dpotrf(workspace.T, lower=1, clean=0, overwrite_a=1)
+            factor, failed = scipy.linalg.lapack.dpotrf(workspace.T, lower=1, clean=0, overwrite_a=1)
             if not failed:  # LAPACK raises no exception if a larger nugget is needed
                 break
         return factor
@@ -298,7 +300,7 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     point whose mirror image failed is left out alone.
     """
     m = len(pair)
-    inverse = solve_triangular(solved.factor[-m:, -m:], np.eye(m), lower=True, check_finite=False)
+    inverse = scipy.linalg.solve_triangular(solved.factor[-m:, -m:], np.eye(m), lower=True, check_finite=False)
     H, alpha = solved.H[-m:], solved.alpha[-m:]
     full = np.sum(inverse**2, axis=0)
     diagonal = np.maximum(full - np.sum(H**2, axis=1), _CANCELLED * full + _TINY)
@@ -341,7 +343,7 @@ def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) 
     forms = np.zeros((len(u), d, d))
     forms[:, rows, columns] = u * np.where(on_diagonal, np.sqrt(0.5), 1.0)
     features = np.stack([np.sum(z @ form * z, axis=1) for form in forms], axis=1)
-    whitened = solve_triangular(solved.factor, features, lower=True, check_finite=False)
+    whitened = scipy.linalg.solve_triangular(solved.factor, features, lower=True, check_finite=False)
     return float(np.sum(u**2) - one * (np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2)))
 
 
@@ -351,6 +353,6 @@ def _variances(x: Floats) -> Variances:
 
 def _independent(features: Floats) -> NDArray[np.int64]:
     """Linearly independent columns, chosen by a pivoted QR decomposition."""
-    _, R, columns = qr(features, mode="economic", pivoting=True, check_finite=False)
+    _, R, columns = scipy.linalg.qr(features, mode="economic", pivoting=True, check_finite=False)
     size = np.abs(np.diag(R))
     return np.sort(columns[: len(size)][size > _DEPENDENT * size[0]])

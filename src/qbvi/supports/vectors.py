@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.linalg import helmert
 
 from qbvi.arrays import Array, array_namespace
 from qbvi.supports.base import Shape, Support
@@ -46,7 +46,7 @@ class Simplex(Support):
         """Logarithm of `constrain`, exact also if that underflows: (n, k) -> ``(n, *shape)``."""
         xp = array_namespace(u)
         u = xp.reshape(u, (u.shape[0], *shape[:-1], shape[-1] - 1))
-        logits = u @ like(u, helmert(shape[-1]))
+        logits = u @ like(u, scipy.linalg.helmert(shape[-1]))
         logits = logits - xp.max(logits, axis=-1, keepdims=True)
         return logits - xp.log(xp.sum(xp.exp(logits), axis=-1, keepdims=True))
 
@@ -56,7 +56,7 @@ class Simplex(Support):
 
     def unconstrain_log(self, log_x: Array, shape: Shape) -> Array:
         """`unconstrain` from ``log x``, given up to a constant: ``(n, *shape)`` -> (n, k)."""
-        u = log_x @ like(log_x, helmert(shape[-1]).T)
+        u = log_x @ like(log_x, scipy.linalg.helmert(shape[-1]).T)
         return array_namespace(u).reshape(u, (u.shape[0], self.unconstrained_size(shape)))
 
     def log_jacobian(self, u: Array, shape: Shape) -> Array:

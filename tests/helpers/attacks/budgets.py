@@ -126,7 +126,7 @@ def hung_threads(rng, folder):
             release.set()
 
 
-@attack("Ask: values and noise of any size", short=10, long=200)
+@attack("Ask: values and noise of any size", short=4, long=200)
 def extreme_values(rng, folder):
     """Ask always has a point to ask for, which is finite, or is done."""
     sizes = (1.0, 1e10, 1e150, 1e300, 1.7e308, np.inf, np.nan)
