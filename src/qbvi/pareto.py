@@ -1,7 +1,7 @@
 """Pareto-smoothed importance weights: the tail of the ratios as a generalised Pareto distribution.
 
-The formulas are those of the two papers named below. `arviz_stats` has them too, and a test compares
-the results, but its import takes several times as long as that of qbvi.
+The formulas are those of the two papers named below. `arviz_stats` has them too, and a test
+compares the results, but its import takes several times as long as that of qbvi.
 """
 
 from __future__ import annotations

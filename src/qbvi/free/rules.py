@@ -32,6 +32,12 @@ class Caution:
     blurred: float = 0.5  # share of that depth from which values may be missed ...
     blur: float = 0.1  # ... by so much for each nat below
     above: float = 2.0  # nats above the best value that may be claimed
+    # A place is remote if the nearest point is further away than this, in standard deviations of
+    # the base, and than so many times the usual distance between points. Beyond, its density is
+    # lowered by so many nats for each square of the excess, relative to that distance.
+    near: float = 1.0
+    usual: float = 1.5
+    remote: float = 2.0
 
     def depth(self, d: int) -> float:
         """Nats below the best value from which values count by their logarithm."""
@@ -130,7 +136,6 @@ class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
-    better: float = 3.0  # nats by which one of them must be better than the centre to start there
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussians predict worst
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise

@@ -148,10 +148,16 @@ class Search:
             )
             modes = (*state.modes, mode) if is_new else state.modes
             return self._next(family, state._replace(modes=modes, starts=state.starts[:0]))
-        best = max((mode.top for mode in state.modes), default=-math.inf)
-        is_better = float(np.max(state.path.store.y, initial=-math.inf)) > best
-        is_long = state.n_path > rule.patience * (family.dim + 1)
-        return self._next(family, state) if is_long and not is_better else state
+        is_lost = bool(state.modes) and self._is_hopeless(family, state)
+        return self._next(family, state._replace(starts=state.starts[:0])) if is_lost else state
+
+    def _is_hopeless(self, family: Any, state: SearchState) -> bool:
+        """Whether a further path takes long, or its steps are short far below the best mode."""
+        rule, path = self.rules.survey, state.path
+        best, top = max(mode.top for mode in state.modes), float(np.max(path.store.y, initial=-math.inf))
+        is_long = state.n_path > rule.patience * (family.dim + 1) and top < best + rule.valley
+        is_short = path.last_step is not None and path.last_step.kl < self.rules.rounds.short
+        return is_long or (is_short and top < best - rule.worth)
 
     def _probe(self, family: Any, state: SearchState) -> Floats:
         """Points on the line from a further path to the nearest mode (n, d)."""
@@ -163,9 +169,11 @@ class Search:
         return line(mean, self._nearest(state, mean).mean, rule.on_probe)
 
     def _is_captured(self, family: Any, state: SearchState, probed: Floats) -> bool:
-        """Whether the log joint rises all the way from a further path to the nearest mode."""
-        mode = self._nearest(state, np.asarray(family.mean(state.path.q)))
-        return not len(falls(np.append(probed, mode.top), self.rules.survey))
+        """Whether a further path is at a mode, or the log joint rises all the way to it."""
+        rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
+        mode = self._nearest(state, mean)
+        is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
+        return is_there or not len(falls(np.append(probed, mode.top), rule))
 
     def _nearest(self, state: SearchState, theta: Floats) -> Mode:
         return min(state.modes, key=lambda mode: float(mode.square(theta[None])[0]))
@@ -178,10 +186,10 @@ class Search:
             survey, starts = survey.walked(theta, y, self.rules.survey)
             return self._next(family, state._replace(survey=survey, starts=starts))
         state = state._replace(survey=survey.drawn(theta, y))
-        best = int(np.argmax(y))
-        if not y[best] > y[0] + self.rules.survey.better:  # the first point is the start of the path
+        if np.isfinite(y[0]) or not np.isfinite(np.max(y)):  # the first point is the start of the path
             return state
-        return state._replace(path=self.method.init(family, self._start(family, theta[best])))
+        start = self._start(family, theta[int(np.argmax(y))])
+        return state._replace(path=self.method.init(family, start))
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
