@@ -14,27 +14,35 @@ RULE = SurveyRule()
 
 
 def surveyed(function, mode, cov, prior, seed=1):
-    """Both rounds of a survey around a mode that is known."""
+    """Starts on other hills that a survey around a mode finds."""
     rng, d = np.random.default_rng(seed), len(mode)
-    top = float(function(mode[None])[0])
-    survey = Survey.begin(d)
-    theta = survey.ask(prior, mode, RULE, rng)
+    tops = function(mode[None])
+    survey = Survey.begin(np.zeros(d))
+    theta = survey.ask(prior, RULE, rng)
     apart = theta - mode
-    expected = top - 0.5 * np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1)
-    survey = survey.drawn(theta, function(theta), function(theta) - expected, RULE)
+    expected = tops[0] - 0.5 * np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1)
+    survey = survey.drawn(theta, function(theta)).aimed(mode[None], tops, expected[None], RULE)
     if survey.is_over:
-        return survey
-    theta = survey.ask(prior, mode, RULE, rng)
-    return survey.walked(theta, function(theta), top, RULE)
+        return np.empty((0, d))
+    theta = survey.ask(prior, RULE, rng)
+    return survey.walked(theta, function(theta), RULE)[1]
+
+
+def on_lines(lines, ends, top=0.0):
+    """A survey with lines in one dimension that lead from ``lines`` to a mode at zero."""
+    lines = np.stack([np.array(lines), np.zeros(len(lines))], axis=1)[:, :, None]
+    return Survey.begin(np.zeros(1))._replace(
+        y=np.zeros(1), lines=lines, ends=np.column_stack([ends, np.full(len(ends), top)])
+    )
 
 
 def walked(lines, ends, along, top=0.0):
     """The starts of lines in one dimension from ``lines`` to a mode at zero, with values ``along`` them."""
-    survey = Survey(np.array(lines)[:, None], np.array(ends), np.empty((0, 1)), False)
-    theta = survey.ask(None, np.zeros(1), RULE, None)
-    done = survey.walked(theta, np.array(along, dtype=float).ravel(), top, RULE)
-    assert done.is_over
-    return done.starts[:, 0]
+    survey = on_lines(lines, ends, top)
+    theta = survey.ask(None, RULE, None)
+    done, starts = survey.walked(theta, np.array(along, dtype=float).ravel(), RULE)
+    assert not done.is_due
+    return starts[:, 0]
 
 
 CONCAVE = {
@@ -50,9 +58,8 @@ CONCAVE = {
 @pytest.mark.parametrize("name", CONCAVE)
 def test_a_log_concave_function_gives_no_further_start(name, d):
     for seed in range(5):
-        survey = surveyed(CONCAVE[name], np.zeros(d), np.eye(d), PriorScale(np.zeros(d), np.full(d, 4.0)), seed)
-        assert survey.is_over
-        assert len(survey.starts) == 0
+        starts = surveyed(CONCAVE[name], np.zeros(d), np.eye(d), PriorScale(np.zeros(d), np.full(d, 4.0)), seed)
+        assert len(starts) == 0
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
@@ -65,37 +72,60 @@ def test_a_second_hill_gives_a_start_on_it(d):
 
     found = 0
     for seed in range(5):
-        survey = surveyed(two, -other, np.eye(d), PriorScale(np.zeros(d), np.full(d, 9.0)), seed)
-        found += any(start @ other > 0 for start in survey.starts)
+        starts = surveyed(two, -other, np.eye(d), PriorScale(np.zeros(d), np.full(d, 9.0)), seed)
+        found += any(start @ other > 0 for start in starts)
     assert found == 5
 
 
-def test_points_are_spread_over_the_prior():
+def test_the_start_and_points_that_are_spread_over_the_prior():
     prior = PriorScale(np.array([100.0, -5.0]), np.array([10.0, 0.1]))
-    theta = Survey.begin(2).ask(prior, np.zeros(2), RULE, np.random.default_rng(1))
-    assert len(theta) == RULE.size(2)
-    z = (theta - prior.loc) / prior.scale
+    theta = Survey.begin(np.array([3.0, 4.0])).ask(prior, RULE, np.random.default_rng(1))
+    assert len(theta) == 1 + RULE.size(2)
+    assert_allclose(theta[0], [3, 4])
+    z = (theta[1:] - prior.loc) / prior.scale
     # Two Sobol sequences of four points each: every half of a coordinate has two points of each.
     assert np.all(np.sum(z > 0, axis=0) >= 4)
     assert np.all(np.sum(z < 0, axis=0) >= 4)
     assert 0.7 < z.std() < 1.4
 
 
+def aimed(y, predicted, modes=((0.0,),), tops=(0.0,)):
+    """A survey of the points 1, 2, ... with values y, with lines to these modes."""
+    survey = Survey.begin(np.zeros(1)).drawn(np.arange(1.0, len(y) + 1)[:, None], np.array(y))
+    return survey.aimed(np.array(modes), np.array(tops), np.array(predicted, dtype=float), RULE)
+
+
 def test_lines_lead_from_the_best_and_the_most_surprising_points():
-    theta = np.arange(6.0)[:, None]
-    y = np.array([-9.0, -1.0, -7.0, -5.0, -np.inf, -3.0])
-    surprise = np.array([2.0, 9.0, 5.0, 1.0, -np.inf, 0.0])
-    survey = Survey.begin(1).drawn(theta, y, surprise, RULE)
+    survey = aimed([-9.0, -1.0, -7.0, -5.0, -np.inf, -6.0], [[-90, -10, -99, -25, -1, -40]])
     # One line from the best point, which is not chosen again, and two from the most surprising others.
-    assert_allclose(survey.lines[:, 0], [1, 2, 0])
-    assert_allclose(survey.ends, [-1, -7, -9])
-    assert not survey.is_over
+    assert_allclose(survey.lines[:, 0, 0], [2, 3, 1])
+    assert_allclose(survey.ends[:, 0], [-1, -7, -9])
+    assert survey.is_due
+
+
+def test_points_that_are_as_expected_need_no_line():
+    # Lower than the Gaussian is no hill, nor is higher by less than a tenth of the depth and a nat.
+    assert aimed([-30.0, -100.0], [[-20, -109.0]]).is_over
+    assert not aimed([-30.0, -97.0], [[-20, -109.0]]).is_over
+
+
+def test_a_line_leads_to_the_mode_that_predicts_most():
+    survey = aimed([-5.0, -5.0], [[-50, -60], [-70, -40]], modes=[[0.0], [9.0]], tops=[0.0, -1.0])
+    assert_allclose(survey.lines[:, 1, 0], [0, 9])
+    assert_allclose(survey.ends[:, 1], [0, -1])
+
+
+def test_no_second_line_leads_from_the_same_point():
+    survey = aimed([-5.0, -5.0, -5.0, -5.0], [[-50, -50, -50, -50]])
+    again = survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE)
+    assert_allclose(again.lines[:, 0, 0], [4])
+    assert again.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE).is_over
 
 
 def test_lines_lead_from_the_points_to_the_mode():
-    mode = np.array([1.0, 2.0])
-    survey = Survey(np.array([[7.0, 2.0], [1.0, -4.0]]), np.zeros(2), np.empty((0, 2)), False)
-    got = survey.ask(None, mode, RULE, None)
+    lines = np.array([[[7.0, 2.0], [1.0, 2.0]], [[1.0, -4.0], [1.0, 2.0]]])
+    survey = Survey.begin(np.zeros(2))._replace(y=np.zeros(1), lines=lines, ends=np.zeros((2, 2)))
+    got = survey.ask(None, RULE, None)
     assert_allclose(got, [[6, 2], [5, 2], [4, 2], [3, 2], [2, 2], [1, -3], [1, -2], [1, -1], [1, 0], [1, 1]])
 
 
@@ -108,8 +138,17 @@ def test_the_start_is_the_best_point_on_the_other_hill():
 
 
 def test_a_fall_that_is_no_larger_than_the_rule_is_no_valley():
-    assert len(walked([6.0], [-4.0], [-4 - RULE.valley, -4, -3, -2, -1])) == 0
-    assert len(walked([6.0], [-4.0], [-4 - 1.01 * RULE.valley, -4, -3, -2, -1])) == 1
+    least = RULE.valley + RULE.shallow * 4
+    assert len(walked([6.0], [-4.0], [-4 - 0.99 * least, -4, -3, -2, -1])) == 0
+    assert len(walked([6.0], [-4.0], [-4 - 1.01 * least, -4, -3, -2, -1])) == 1
+
+
+def test_far_below_the_mode_a_shallow_fall_is_no_valley():
+    assert len(walked([6.0], [-1000.0], [-1020, -800, -400, -100, -10])) == 0
+
+
+def test_a_point_that_is_better_than_the_mode_is_a_start():
+    assert_allclose(walked([6.0], [-90.0], [-50, -20, 5, -1, 0], top=-2.0), [3.0])
 
 
 def test_a_hill_that_the_line_passes_by_is_a_bend_downward_and_then_upward():
@@ -128,10 +167,7 @@ def test_an_impossible_stretch_on_the_way_is_a_valley():
 
 
 def test_a_prior_without_a_finite_value_ends_the_survey():
-    theta = np.zeros((6, 2))
-    survey = Survey.begin(2).drawn(theta, np.full(6, -np.inf), np.full(6, -np.inf), RULE)
-    assert survey.is_over
-    assert len(survey.starts) == 0
+    assert aimed([-np.inf, -np.inf], [[-5, -9]]).is_over
 
 
 def test_the_best_start_comes_first():
