@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from qbvi.diagnostics import Khat, judge_khat, missing_nats, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.families import Gaussian
 from qbvi.protocol import Values
+from qbvi.report import Report
 from qbvi.verdict import Look, Verdict
 
 FAMILY = Gaussian(1)
@@ -22,12 +24,18 @@ def look_at(residual, n=400, fails=lambda z: z > np.inf, seed=1):
 
 
 def judged(look, gap=0.001, fitted=None, khat=0.1, stop=SETTLED):
-    return Verdict().judge(stop, look, gap, look.h.mean() if fitted is None else fitted, khat)
+    stop = Verdict().judge(stop, look, gap, look.h.mean() if fitted is None else fitted)
+    return Verdict().on_ratios(stop, look.h[0], khat, missing_nats(look.h[0]))
 
 
 def small(z):
     """What a Gaussian does not follow, and nothing else: a Hermite polynomial of degree three."""
     return 0.05 * (z**3 - 3 * z)
+
+
+def needle(z):
+    """A floor, and one draw of 400 that is 29 nats above it."""
+    return np.where(z == z.max(), 29.0, 0.0)
 
 
 def test_draws_that_confirm_a_fit_leave_it_as_it_is():
@@ -43,8 +51,8 @@ def test_draws_that_confirm_a_fit_leave_it_as_it_is():
         (look_at(small, fails=lambda z: z > 1), {}, StopKind.FAILURES),
         (look_at(small), {"fitted": 1.0}, StopKind.BOUND_BELOW),
         (look_at(lambda z: 30 * z, n=8), {}, StopKind.FAR_OFF),  # too few for least squares
-        (look_at(small), {"khat": np.inf}, StopKind.ONE_RATIO),
-        (look_at(lambda z: 0.2 * (z**3 - 3 * z), n=1000), {"khat": 1.5}, StopKind.KHAT),
+        (look_at(needle), {"khat": np.nan}, StopKind.ONE_RATIO),
+        (look_at(lambda z: 0.12 * (z**3 - 3 * z), n=1000), {"khat": 1.5}, StopKind.KHAT),
     ],
     ids=lambda value: value.value if isinstance(value, StopKind) else "",
 )
@@ -97,3 +105,37 @@ def test_with_mini_batches_least_squares_is_not_asked():
 def test_numbers_of_the_rule_are_its_own():
     look = look_at(lambda z: 0.5 * z)
     assert Verdict(proven_gain=0.2).judge(SETTLED, look, 0.001, look.h.mean(), 0.1) == SETTLED
+
+
+class TestOneRuleForKhat:
+    """The verdict and the words of a summary follow from the same function of k-hat, draws and missing nats."""
+
+    def test_no_fit_is_converged_and_bad(self):
+        """Over all k-hats, numbers of draws and scales of the ratios: bad if and only if not converged for its k-hat."""
+        rng = np.random.default_rng(1)
+        for _ in range(300):
+            h = rng.uniform(0.0, 2.0) * rng.standard_normal(int(rng.integers(30, 3000)))
+            khat, missing = float(rng.choice([rng.uniform(-1, 5), np.nan, np.inf])), missing_nats(h)
+            stop = Verdict().on_ratios(SETTLED, h, khat, missing)
+            report = Report(khat=khat, khat_draws=len(h), missing=missing).ended(stop)
+            assert report.khat_verdict.startswith("bad") <= (not report.converged)
+            assert (stop.kind is StopKind.KHAT) == (judge_khat(khat, len(h), missing) is Khat.BAD)
+
+    def test_ties_at_the_cut_off_are_unknown(self):
+        for hits in (1, 3, 10):
+            h = np.r_[np.zeros(100 - hits), np.linspace(20, 29, hits)]
+            khat, notes = pareto_khat(h)
+            assert np.isnan(khat)
+            assert "unknown" in notes[0]
+            assert not Verdict().on_ratios(SETTLED, h, khat, missing_nats(h)).converged
+
+    def test_ties_alone_are_no_reproach(self):
+        """Few different values, as whole numbers have them, none of which outweighs the others."""
+        h = 0.1 * np.repeat(np.arange(4.0), 25)
+        assert np.isnan(pareto_khat(h)[0])
+        assert Verdict().on_ratios(SETTLED, h, np.nan, missing_nats(h)) == SETTLED
+
+    def test_noise_that_explains_the_ratios_is_no_reproach(self):
+        h = 2.5 * np.random.default_rng(1).standard_normal(100)
+        assert not Verdict().on_ratios(SETTLED, h, np.nan, missing_nats(h)).converged
+        assert Verdict().on_ratios(SETTLED, h, np.nan, missing_nats(h) - 2.5**2 / 2).converged

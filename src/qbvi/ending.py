@@ -63,7 +63,14 @@ class StopKind(Enum):
             "and its bound is uncertain"
         ),
     )
-    ONE_RATIO = "one-ratio", False, "{so_far}, but one importance ratio outweighs all others"
+    ONE_RATIO = (
+        "one-ratio",
+        False,
+        (
+            "{so_far}, but {n} draws have an effective sample size of {size:.2g}: "
+            "a few importance ratios outweigh all others"
+        ),
+    )
     KHAT = (
         "khat",
         False,
@@ -71,6 +78,11 @@ class StopKind(Enum):
             "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
             "try another one (family=) or a transform"
         ),
+    )
+    CONSTANT = (
+        "constant",
+        False,
+        "{so_far}, but the function returned the same value at all {n} points: the result is the prior",
     )
     WRAPPED = (
         "wrapped",
@@ -120,8 +132,8 @@ class Stop(NamedTuple):
     >>> stop = Stop.of(StopKind.PATIENCE, patience=500)
     >>> stop.converged, stop.reason
     (True, 'the smoothed lower bound did not improve for 500 iterations')
-    >>> stop.but(StopKind.ONE_RATIO).reason.partition(", ")[2]
-    'but one importance ratio outweighs all others'
+    >>> stop.but(StopKind.LEFT_OPEN, nats=3).reason.partition(", ")[2]
+    'but fresh draws leave about 3 nats undecided: a few draws outweigh all others'
     """
 
     kind: StopKind

@@ -45,6 +45,8 @@ from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
 
 __all__ = ["fit"]
 
+_LONGEST = 1e9  # seconds of one call, 30 years: much longer waits overflow the clock of the system
+
 
 def fit(  # noqa: PLR0913 - the one call users make: every argument has a default that works
     log_likelihood: Callable[..., Any],
@@ -327,7 +329,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
     if given["progress"] is not None:
         flag("progress", given["progress"])
     if given["timeout"] is not None:
-        number("timeout", positive_number("timeout", given["timeout"]))
+        number("timeout", positive_number("timeout", given["timeout"]), most=_LONGEST)
 
 
 def _starts(n_starts: Any) -> tuple[bool, int]:
