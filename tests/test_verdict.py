@@ -104,7 +104,7 @@ def test_with_mini_batches_least_squares_is_not_asked():
 
 def test_numbers_of_the_rule_are_its_own():
     look = look_at(lambda z: 0.5 * z)
-    assert Verdict(proven_gain=0.2).judge(SETTLED, look, 0.001, look.h.mean(), 0.1) == SETTLED
+    assert Verdict(proven_gain=0.2).judge(SETTLED, look, 0.001, look.h.mean()) == SETTLED
 
 
 class TestOneRuleForKhat:

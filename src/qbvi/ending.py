@@ -55,6 +55,22 @@ class StopKind(Enum):
         False,
         "fresh draws estimate the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
     )
+    ORDER = (
+        "order",
+        False,
+        (
+            "{so_far}, but the values depend on the order of the calls: "
+            "they change by about {nats:.2g} nats over {n} fresh draws"
+        ),
+    )
+    ELSEWHERE = (
+        "elsewhere",
+        False,
+        (
+            "{so_far}, but a point {distance:.0f} standard deviations from the result has as high a log joint "
+            "as draws from it: the function has other modes, or jumps"
+        ),
+    )
     FAR_OFF = (
         "far-off",
         False,

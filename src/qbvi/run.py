@@ -590,6 +590,14 @@ class Run:
         n = 0 if self._evaluations is None else self._evaluations.n_constant
         return stop.but(StopKind.CONSTANT, n=n) if stop.converged and n else self._on_wrapping(stop, q)
 
+    def _on_points(self, stop: Stop, look: Look, noise: float) -> Stop:
+        """Take a convergence back if a point of an earlier iteration contradicts it."""
+        if self._evaluations is None or not stop.converged:
+            return stop
+        points = self._evaluations.recorded()
+        log_joint = points.value + to_numpy(self.model.log_prior(points.theta))
+        return self.verdict.on_points(stop, look, points.theta, log_joint, noise)
+
     def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
         """Take a convergence back if q is too wide for a periodic parameter."""
         periods = self.model.periods
@@ -646,6 +654,7 @@ class Run:
         missing = evidence - float(h.mean())
         if look is not None:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1])
+            stop = self._on_points(stop, look, noise)
         stop = self._ended(self.verdict.on_ratios(stop, h[0], khat, missing), kept.q)
         report = self._report(stop, notes)
         figures = replace(

@@ -13,6 +13,7 @@ from qbvi.arrays import Array, to_numpy
 from qbvi.diagnostics import (
     KHAT_NATS,
     Khat,
+    change_with_order,
     effective_draws,
     failures_depend_on_place,
     judge_khat,
@@ -20,7 +21,7 @@ from qbvi.diagnostics import (
     still_to_gain,
 )
 from qbvi.ending import Stop, StopKind
-from qbvi.families import Family
+from qbvi.families import Family, Gaussian
 from qbvi.protocol import Values
 
 __all__ = ["Look", "Verdict", "is_ok"]
@@ -113,6 +114,13 @@ class Verdict:
     # only if nats are missing beyond it.
     fewest_effective: float = 2.0
     least_share: float = 0.1
+    order_nats: float = 0.05  # change with the order of the calls from which on it counts
+    # A point elsewhere: so many standard deviations outside the typical distance of a draw, with a
+    # log joint at most so many nats below that of a typical draw. Of a Gaussian posterior, such a
+    # point would be 20 nats below.
+    elsewhere_sd: float = 5.0
+    elsewhere_nats: float = 3.0
+    noise_errors: float = 4.0  # standard deviations of the function's noise, added to that height
     fewest_ratios: int = 10  # draws; with fewer, one of them often outweighs the others
 
     def doubts(self, look: Look, gap: float) -> bool:
@@ -134,7 +142,8 @@ class Verdict:
         gap, fitted
             The gap that the method predicted, in nats, and its last smoothed bound.
         """
-        stop = self._on_gain(stop, look, gap) if look.is_whole else stop
+        if look.is_whole:
+            stop = self._on_gain(self._on_order(stop, look), look, gap)
         if look.failed > self.most_failed and look.fails_in_places:
             stop = self.on_failures(stop, look.failed, "fresh draws from the result")
         return self._on_bound(stop, look.h, fitted)
@@ -144,6 +153,33 @@ class Verdict:
         if not stop.converged or share <= self.most_failed:
             return stop
         return stop.but(StopKind.FAILURES, share=share, draws=draws)
+
+    def on_points(self, stop: Stop, look: Look, theta: Floats, log_joint: Floats, noise: float) -> Stop:
+        """Take a convergence back if a point far from q is as high as draws from q.
+
+        Draws from q cannot show what is far from it, but points of earlier iterations can. Only a
+        Gaussian with full covariance is judged by them: a product is narrow by design where
+        parameters are correlated.
+
+        Parameters
+        ----------
+        stop, look
+            As for `judge`.
+        theta, log_joint
+            All points that were evaluated (N, d), and the log joint there (N,).
+        noise
+            Variance of the function's noise.
+        """
+        if not stop.converged or look.draws is None or type(look.family) is not Gaussian:
+            return stop
+        typical = float(np.median(to_numpy(look.draws[1].log_joint)))
+        is_high = log_joint > typical - self.elsewhere_nats + self.noise_errors * math.sqrt(noise)
+        if not is_high.any():
+            return stop
+        whitened = to_numpy(look.family.whiten(to_numpy(look.q), theta[is_high]))
+        distance = float(np.linalg.norm(whitened, axis=1).max())
+        is_far = distance > math.sqrt(look.family.dim) + self.elsewhere_sd
+        return stop.but(StopKind.ELSEWHERE, distance=distance) if is_far else stop
 
     def on_ratios(self, stop: Stop, h: Floats, khat: float, missing: float) -> Stop:
         """Take a convergence back if the importance ratios show that q is not the posterior.
@@ -171,6 +207,12 @@ class Verdict:
     def _fewest(self, n: int, khat: float) -> float:
         """Least effective sample size of n draws."""
         return max(self.fewest_effective, self.least_share * n) if math.isnan(khat) else self.fewest_effective
+
+    def _on_order(self, stop: Stop, look: Look) -> Stop:
+        nats = abs(change_with_order(look.h[0], self.proven_chance))
+        if not stop.converged or nats < self.order_nats:
+            return stop
+        return stop.but(StopKind.ORDER, nats=nats, n=look.h.size)
 
     def _on_gain(self, stop: Stop, look: Look, gap: float) -> Stop:
         if not stop.converged:
