@@ -200,6 +200,10 @@ class Run:
             self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
 
+    def count_time(self, seconds: float) -> None:
+        """Add time that was spent before, and that the restored snapshot does not know of."""
+        self._start -= seconds
+
     def remark(self, note: str) -> None:
         """Add a sentence to the notes of the fit."""
         self._remarks.append(note)
@@ -584,6 +588,8 @@ class Run:
         if self.budget.max_time is not None:
             own = time.monotonic() + self.budget.max_time - self._seconds()
             self.black_box.deadline = min(own, self.black_box.deadline or own)
+            # The time before the run began counts too: a resumed run must not have it once more.
+            self._start -= own - self.black_box.deadline
 
     def _ended(self, stop: Stop, q: Array) -> Stop:
         """Take a convergence back for reasons that no draws from q show."""

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array, to_numpy
 from qbvi.diagnostics import (
+    FEWEST_EFFECTIVE,
+    FEWEST_RATIOS,
     KHAT_NATS,
     Khat,
     change_with_order,
@@ -112,7 +114,7 @@ class Verdict:
     # and the same as a share of the draws if k-hat is not known. If ratios are log-normal, a tenth
     # means that more than a nat is missing. Noise of the function counts as such, so both apply
     # only if nats are missing beyond it.
-    fewest_effective: float = 2.0
+    fewest_effective: float = FEWEST_EFFECTIVE
     least_share: float = 0.1
     order_nats: float = 0.05  # change with the order of the calls from which on it counts
     # A point elsewhere: so many standard deviations outside the typical distance of a draw, with a
@@ -121,7 +123,7 @@ class Verdict:
     elsewhere_sd: float = 5.0
     elsewhere_nats: float = 3.0
     noise_errors: float = 4.0  # standard deviations of the function's noise, added to that height
-    fewest_ratios: int = 10  # draws; with fewer, one of them often outweighs the others
+    fewest_ratios: int = FEWEST_RATIOS  # with fewer draws, one of them often outweighs the others
 
     def doubts(self, look: Look, gap: float) -> bool:
         """Whether the draws justify further iterations, given the ``gap`` that was predicted."""

@@ -104,7 +104,6 @@ def closed(rng, folder):
         timer = threading.Timer(0.5, client.close)
         started = threading.Event()
 
-
         def callback(now):
             if not started.is_set():
                 started.set()
