@@ -104,9 +104,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
-        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 1,000
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 600
           dimensions (on other backends than NumPy, 250, and for a diagonal Gaussian 20). Between
-          250 and 1,000 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
+          250 and 600 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
 
         Otherwise pass one of these objects, or a name:
 
