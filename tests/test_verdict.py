@@ -1,8 +1,11 @@
 """The closing verdict: each doubt on draws made for it, and none where the draws confirm the fit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+import qbvi
 from qbvi.diagnostics import Khat, judge_khat, missing_nats, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.families import Gaussian
@@ -139,3 +142,41 @@ class TestOneRuleForKhat:
         h = 2.5 * np.random.default_rng(1).standard_normal(100)
         assert not Verdict().on_ratios(SETTLED, h, np.nan, missing_nats(h)).converged
         assert Verdict().on_ratios(SETTLED, h, np.nan, missing_nats(h) - 2.5**2 / 2).converged
+
+
+class TestOrderAndPlaces:
+    def test_a_drift_is_named(self):
+        look = look_at(small)
+        drifting = replace(look, h=look.h + 0.01 * np.arange(400))
+        stop = judged(drifting)
+        assert stop.kind is StopKind.ORDER
+        assert "order of the calls" in stop.reason
+
+    def test_independent_noise_is_not_accused(self):
+        for seed in range(300):
+            h = np.random.default_rng(seed).standard_normal((1, 100))
+            assert judged(Look(FAMILY, Q, h, 0.0)).kind is not StopKind.ORDER
+
+    @pytest.mark.parametrize(
+        ("place", "height", "is_taken_back"), [(8.0, -1.0, True), (8.0, -30.0, False), (2.0, -1.0, False)]
+    )
+    def test_a_high_point_far_away_takes_a_convergence_back(self, place, height, is_taken_back):
+        look, points = look_at(small), np.array([[0.0], [place]])
+        stop = Verdict().on_points(SETTLED, look, points, np.array([0.0, height]), noise=0.0)
+        assert (stop.kind is StopKind.ELSEWHERE) == is_taken_back
+
+    def test_noise_may_have_raised_it(self):
+        look, points = look_at(small), np.array([[8.0]])
+        assert Verdict().on_points(SETTLED, look, points, np.array([1.0]), noise=4.0) == SETTLED
+
+
+def f_of_the_report(x):
+    """A needle on a floor; no draw from the prior at the first seeds of these families comes near."""
+    return max(-2 * float(np.sum((x - np.array([12.0, -9.0])) ** 2)), -30.0)
+
+
+@pytest.mark.parametrize("family", ["full", "diagonal", "auto"])
+@pytest.mark.parametrize("seed", [0, 2])
+def test_no_fit_is_converged_at_the_prior(family, seed):
+    fit = qbvi.fit(f_of_the_report, qbvi.Normal(0, 10, shape=2), family=family, seed=seed)
+    assert not fit.converged or fit.evidence > -8

@@ -68,7 +68,8 @@ class StopKind(Enum):
         False,
         (
             "{so_far}, but a point {distance:.0f} standard deviations from the result has as high a log joint "
-            "as draws from it: the function has other modes, or jumps"
+            "as draws from it, so the result leaves out a part of the posterior: it has other modes, or is curved, "
+            "or the function jumps"
         ),
     )
     FAR_OFF = (
