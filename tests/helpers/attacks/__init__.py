@@ -46,16 +46,16 @@ class Tally:
     """What came of the trials of a case."""
 
     tried: int = 0
-    unseen: int = 0
+    limits: int = 0
     complaints: list[str] = field(default_factory=list)
 
     @property
     def survived(self):
-        return self.tried - self.unseen - len(self.complaints)
+        return self.tried - self.limits - len(self.complaints)
 
 
-class Unseen(str):
-    """What went wrong in a trial in which no evaluated point could have told: counted, and no failure."""
+class Limit(str):
+    """What went wrong in a trial for a reason that docs/reliability.md names: not survived, and no failure of a test."""
 
     __slots__ = ()
 
@@ -88,8 +88,8 @@ def tallied(case, numbers, folder):
         except Exception:  # noqa: BLE001 - the table counts it
             complaint = traceback.format_exc()
         tally.tried += 1
-        if isinstance(complaint, Unseen):
-            tally.unseen += 1
+        if isinstance(complaint, Limit):
+            tally.limits += 1
         elif complaint:
             tally.complaints.append(f"trial {k}: {complaint}")
     return tally
@@ -149,6 +149,6 @@ def show_table(terminal):
     width = max(map(len, rows))
     terminal.section("attacks")
     terminal.write_line(f"{'case':{width}}  tried  survived")
-    for name, (tried, survived, unseen) in sorted(rows.items()):
-        note = f"  {unseen} wrong, and no evaluated point could tell" if unseen else ""
+    for name, (tried, survived, limits) in sorted(rows.items()):
+        note = f"  {limits} wrong by a limit that docs/reliability.md names" if limits else ""
         terminal.write_line(f"{name:{width}}  {tried:5}  {survived:8}{note}")
