@@ -23,7 +23,7 @@ test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, whic
 	$(ONE_CORE) .venv-backends/bin/python $(PYTEST) -m 'backends and not soak'
 
 soak: .venv/ready  ## the long statistical sweeps and the attacks, all seeds and cases; takes minutes
-	$(ONE_CORE) $(BIN)/python $(PYTEST) -m soak
+	$(ONE_CORE) $(BIN)/python $(PYTEST) --dist worksteal -m soak
 
 lint: .venv/ready
 	$(BIN)/ruff check src tests benchmarks examples docs/hooks docs/figures

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from qbvi.diagnostics import failures_depend_on_place, is_khat_bad, left_open, missing_nats, pareto_khat, still_to_gain
+from qbvi.diagnostics import (
+    Khat,
+    failures_depend_on_place,
+    judge_khat,
+    left_open,
+    missing_nats,
+    pareto_khat,
+    still_to_gain,
+)
 from qbvi.families import DiagonalGaussian, Gaussian
 
 FAMILIES = [Gaussian(1), Gaussian(3), DiagonalGaussian(5)]
@@ -46,8 +54,8 @@ def test_khat_is_that_of_pareto_draws(rng):
     heavy = 3 * rng.exponential(size=1000)  # exp(h) is Pareto with k = 3
     khat, _ = pareto_khat(heavy)
     np.testing.assert_allclose(khat, 3, atol=1.6)  # four standard errors, (1 + k) / sqrt(95) each
-    assert is_khat_bad(khat, 1000)
-    assert not is_khat_bad(0.9, 100)  # not known to better than 0.4 from so few
+    assert judge_khat(khat, 1000, 1.0) is Khat.BAD
+    assert judge_khat(0.9, 100, 1.0) is not Khat.BAD  # not known to better than 0.4 from so few
 
 
 def test_one_ratio_that_outweighs_all_others_is_the_worst_khat():

@@ -329,12 +329,16 @@ class TestReport:
             (0.71, 10_000, "doubtful"),
             (1.2, 10_000, "bad"),
             (-np.inf, 100, "good"),
-            (np.nan, None, "not available"),
+            (np.nan, None, "unknown"),
+            (np.inf, 100, "bad"),
             (0.5, 2, "doubtful"),
         ],
     )
     def test_khat_in_words(self, khat, draws, word):
         assert Report(khat=khat, khat_draws=draws).khat_verdict.startswith(word)
+
+    def test_khat_does_not_count_where_next_to_nothing_is_missing(self):
+        assert Report(khat=3.54, khat_draws=1000, missing=0.01).khat_verdict.startswith("of no consequence")
 
     def test_is_frozen(self):
         with pytest.raises(AttributeError):

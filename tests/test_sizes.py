@@ -42,16 +42,18 @@ def test_a_covariance_that_does_not_fit_is_refused_with_a_count_and_a_way_out(fa
         (Gaussian(400), None, qbvi.Regression),
         (Gaussian(400), 2399, qbvi.QBVI),
         (Gaussian(400), 2400, qbvi.Regression),
-        (Gaussian(1000), 10**6, qbvi.Regression),
-        (Gaussian(1001), None, qbvi.QBVI),
+        (Gaussian(600), 10**6, qbvi.Regression),
+        (Gaussian(601), None, qbvi.QBVI),
         (DiagonalGaussian(250), None, qbvi.Regression),
         (DiagonalGaussian(400), None, qbvi.QBVI),
         (DiagonalGaussian(400), 2400, qbvi.Regression),
         (DiagonalGaussian(400), 12_000, qbvi.Regression),
         (DiagonalGaussian(400), 12_001, qbvi.QBVI),
+        (DiagonalGaussian(500), 10_000, qbvi.Regression),
+        (DiagonalGaussian(501), 10_000, qbvi.QBVI),
     ],
 )
-def test_between_250_and_1000_dimensions_the_budget_chooses_the_method(family, max_evals, method):
+def test_between_250_and_600_dimensions_the_budget_chooses_the_method(family, max_evals, method):
     assert type(automatic(Task(family, 0.01, max_evals=max_evals))) is method
 
 

@@ -117,7 +117,8 @@ def test_a_mixture_is_saved_drawn_checked_and_continued(tmp_path):
     checked = replace(fit, report=replace(fit.report, seed=1)).check(500, two)
     # Component two has twice the volume: e^-1 * 2 against 1.
     assert checked.missing < 0.2
-    assert checked.khat < 0.7
+    assert np.isnan(checked.khat)  # unknown: the ratios have two values, one for each component
+    assert checked.converged
 
 
 def test_the_table_says_where_each_start_ended(tmp_path):

@@ -154,7 +154,7 @@ def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]
 
 def _judged(report: Report, ratios: Ratios) -> Report:
     """Take a convergence back if the draws contradict it."""
-    stop = Verdict().on_ratios(Stop(report.stop_kind, report.stop_reason), ratios.h, report.khat)
+    stop = Verdict().on_ratios(Stop(report.stop_kind, report.stop_reason), ratios.h, report.khat, report.missing)
     if stop.kind is StopKind.MISSING and report.missing - _ERRORS * report.missing_se > _MOST_MISSING:
         stop = stop.but(StopKind.CHECKED, nats=report.missing)
     note = f"bound, evidence, missing nats and k-hat are from a check with {len(ratios.h):,} draws"

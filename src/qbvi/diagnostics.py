@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from enum import Enum
+
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from qbvi.pareto import TAIL, pareto_smoothed
+from qbvi.pareto import TAIL, pareto_smoothed, tail_size
 
 __all__ = [
+    "Khat",
+    "change_with_order",
+    "effective_draws",
     "failures_depend_on_place",
-    "is_khat_bad",
+    "judge_khat",
     "khat_error",
+    "khat_limit",
     "left_open",
     "log_evidence",
     "missing_nats",
@@ -23,9 +30,17 @@ __all__ = [
 # Up to this k-hat importance weighting works (Vehtari, Simpson, Gelman, Yao and Gabry, 2024).
 KHAT_LIMIT = 0.7
 KHAT_ERRORS = 1.5  # standard errors by which k-hat must exceed that limit to count as bad
+# Effective sample size of importance ratios below which a few outweigh all others, if there are so
+# many of them at least.
+FEWEST_EFFECTIVE = 2.0
+FEWEST_RATIOS = 10
+# Nats that must be missing for k-hat to count. Below, the tail of the ratios is that of rounding
+# errors and small differences, and no probability is off by more than 0.16 (Pinsker).
+KHAT_NATS = 0.05
 _FEWEST = 25  # draws; with fewer, the tail that k-hat is fitted to has less than five ratios
 # Nats: ratios that differ by less are constant. Then q is the posterior and has no tail to fit.
 _CONSTANT = 1e-9
+_TIED = 1e-6  # a gap between two ratios, relative to their range, below which they are equal
 _OUTWEIGHED = 30.0  # nats by which one ratio exceeds all others: k-hat is then infinite
 _DRAWS_PER_COEFFICIENT = 4  # fewest draws for least squares
 _SUBSETS = 2000  # random subsets of draws: chances of a per mille are then seen
@@ -79,23 +94,47 @@ def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[s
         return h, float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
     if np.ptp(h) < _CONSTANT:
         return h, float("-inf"), ()
-    if np.sort(h)[-2] < h.max() - _OUTWEIGHED:
+    ordered = np.sort(h)
+    if ordered[-2] < ordered[-1] - _OUTWEIGHED:
         return h, float("inf"), ()
-    try:
-        with np.errstate(all="ignore"):
-            smoothed, khat = pareto_smoothed(h)
-    except ValueError:  # the largest ratios are equal, as whole numbers often have them: no tail
-        return h, float("nan"), ("k-hat could not be computed: the largest importance ratios are equal",)
+    if _is_tied(ordered):
+        return h, float("nan"), ("k-hat is unknown: importance ratios at the cut-off of its tail are equal",)
+    with np.errstate(all="ignore"):
+        smoothed, khat = pareto_smoothed(h)
     weights = smoothed if np.isfinite(smoothed).any() else h
     return weights, float(np.nan_to_num(khat, nan=np.inf)), ()
+
+
+def _is_tied(ordered: NDArray[np.float64]) -> bool:
+    """Whether the smallest ratio of the tail equals the next smaller one, up to rounding.
+
+    The tail is then not a tail. A function with few different values, or with a floor, has such
+    ratios.
+    """
+    cut = len(ordered) - tail_size(len(ordered))
+    gap = ordered[cut] - ordered[cut - 1]
+    return bool(gap < min(_CONSTANT, _TIED * (ordered[-1] - ordered[0])))
+
+
+def effective_draws(h: NDArray[np.float64]) -> float:
+    """Effective sample size of importance ratios ``exp(h)``: between one and their number.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> effective_draws(np.zeros(10)), effective_draws(np.array([99.0, 0.0, 0.0]))
+    (10.0, 1.0)
+    """
+    ratios = np.exp(h - h.max())
+    return float(ratios.sum() ** 2 / np.sum(ratios**2))
 
 
 def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tuple[float, float]:
     """Log evidence by importance sampling from draws of q, and its standard error.
 
     ``h = log p(y, theta) - log q(theta)`` (n,). Normal noise of variance ``noise`` in h raises the
-    mean of exp(h), which is corrected. The error is infinite if k-hat is above its limit: the
-    largest ratios are then still to come.
+    mean of exp(h), which is corrected. The error is infinite if k-hat is above its limit, or if one
+    ratio outweighs all others: the largest ratios are then still to come.
 
     Examples
     --------
@@ -109,7 +148,8 @@ def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tup
     ratios = np.exp(finite - finite.max())
     value = float(finite.max() + np.log(ratios.sum() / h.size)) - noise / 2
     error = float(ratios.std(ddof=1) / (ratios.mean() * np.sqrt(finite.size))) if finite.size > 1 else np.inf
-    return value, float("inf") if khat > KHAT_LIMIT else error
+    is_open = khat > KHAT_LIMIT or (finite.size >= FEWEST_RATIOS and effective_draws(finite) < FEWEST_EFFECTIVE)
+    return value, float("inf") if is_open else error
 
 
 def khat_error(khat: float, n: int) -> float:
@@ -123,15 +163,48 @@ def khat_error(khat: float, n: int) -> float:
     return float((1 + khat) / np.sqrt(min(TAIL[0] * n, TAIL[1] * np.sqrt(n))))
 
 
-def is_khat_bad(khat: float, n: int) -> bool:
-    """Whether k-hat is above its limit by more than its standard error explains.
+def khat_limit(n: int | None) -> float:
+    """Largest good k-hat of n draws: 0.7, and less with fewer than about 2,200 draws."""
+    return KHAT_LIMIT if n is None else min(1 - 1 / math.log10(max(n, 11)), KHAT_LIMIT)
+
+
+class Khat(Enum):
+    """What k-hat says about a posterior. A fit whose k-hat is `BAD` has not converged."""
+
+    UNKNOWN = "it was not computed, or the draws are too few to determine it"
+    GOOD = "importance weighting corrects the posterior"
+    NEGLIGIBLE = "it is large, but too few nats are missing to matter"
+    DOUBTFUL = "the tails of the posterior are not matched"
+    BAD = "means and intervals may be far off"
+
+
+def judge_khat(khat: float, n: int | None, missing: float) -> Khat:
+    """The one rule for k-hat, for the verdict on a fit and for the words of its summary.
+
+    Parameters
+    ----------
+    khat
+        Pareto k-hat; NaN if it is not known.
+    n
+        Number of draws behind it; None if it has no standard error.
+    missing
+        Nats that are missing of the posterior; NaN if not known.
 
     Examples
     --------
-    >>> is_khat_bad(1.1, 100), is_khat_bad(1.1, 10_000)
-    (False, True)
+    >>> judge_khat(1.1, 100, 0.3), judge_khat(1.1, 10_000, 0.3), judge_khat(1.1, 10_000, 0.01)
+    (<Khat.UNKNOWN: ...>, <Khat.BAD: ...>, <Khat.NEGLIGIBLE: ...>)
     """
-    return bool(khat - KHAT_ERRORS * khat_error(khat, n) > KHAT_LIMIT)
+    if math.isnan(khat):
+        return Khat.UNKNOWN
+    if khat < khat_limit(n):
+        return Khat.GOOD
+    if missing < KHAT_NATS:
+        return Khat.NEGLIGIBLE
+    error = 0.0 if n is None or khat == math.inf else khat_error(khat, n)
+    if khat - KHAT_ERRORS * error > KHAT_LIMIT:
+        return Khat.BAD
+    return Khat.DOUBTFUL if khat < 1 else Khat.UNKNOWN
 
 
 def missing_nats(h: NDArray[np.float64]) -> float:
@@ -202,6 +275,35 @@ def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
     14.8
     """
     return 0.5 * float(np.trace(_least_squares(features, h)[1])) if _is_enough(features) else 0.0
+
+
+def change_with_order(h: NDArray[np.float64], chance: float = 1e-4) -> float:
+    """Nats by which ``h`` rises from the first to the last of independent draws, if that is proven.
+
+    Independent draws are exchangeable, and so are their values: of a function without a memory,
+    also if independent noise is added. The test is Spearman's rank correlation with the order. The
+    result is zero if it is within what happens by chance.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> h = np.random.default_rng(1).standard_normal(100)
+    >>> change_with_order(h), round(change_with_order(h + 0.05 * np.arange(100)), 1)
+    (0.0, 4.8)
+    """
+    n = len(h)
+    if n < _FEWEST or np.ptp(h) < _CONSTANT:
+        return 0.0
+    time = np.arange(n) - (n - 1) / 2
+    rho = float(np.corrcoef(time, _ranks(h))[0, 1])
+    is_proven = 2 * scipy.special.ndtr(-abs(rho) * math.sqrt(n - 1)) < chance
+    return float(time @ h / (time @ time)) * (n - 1) if is_proven else 0.0
+
+
+def _ranks(h: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks (n,); equal values have the mean of theirs."""
+    _, where, counts = np.unique(h, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[where])
 
 
 def failures_depend_on_place(

@@ -55,6 +55,23 @@ class StopKind(Enum):
         False,
         "fresh draws estimate the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
     )
+    ORDER = (
+        "order",
+        False,
+        (
+            "{so_far}, but the values depend on the order of the calls: "
+            "they change by about {nats:.2g} nats over {n} fresh draws"
+        ),
+    )
+    ELSEWHERE = (
+        "elsewhere",
+        False,
+        (
+            "{so_far}, but a point {distance:.0f} standard deviations from the result has as high a log joint "
+            "as draws from it, so the result leaves out a part of the posterior: it has other modes, or is curved, "
+            "or the function jumps"
+        ),
+    )
     FAR_OFF = (
         "far-off",
         False,
@@ -63,7 +80,14 @@ class StopKind(Enum):
             "and its bound is uncertain"
         ),
     )
-    ONE_RATIO = "one-ratio", False, "{so_far}, but one importance ratio outweighs all others"
+    ONE_RATIO = (
+        "one-ratio",
+        False,
+        (
+            "{so_far}, but {n} draws have an effective sample size of {size:.2g}: "
+            "a few importance ratios outweigh all others"
+        ),
+    )
     KHAT = (
         "khat",
         False,
@@ -71,6 +95,11 @@ class StopKind(Enum):
             "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
             "try another one (family=) or a transform"
         ),
+    )
+    CONSTANT = (
+        "constant",
+        False,
+        "{so_far}, but the function returned the same value at all {n} points: the result is the prior",
     )
     WRAPPED = (
         "wrapped",
@@ -120,8 +149,8 @@ class Stop(NamedTuple):
     >>> stop = Stop.of(StopKind.PATIENCE, patience=500)
     >>> stop.converged, stop.reason
     (True, 'the smoothed lower bound did not improve for 500 iterations')
-    >>> stop.but(StopKind.ONE_RATIO).reason.partition(", ")[2]
-    'but one importance ratio outweighs all others'
+    >>> stop.but(StopKind.LEFT_OPEN, nats=3).reason.partition(", ")[2]
+    'but fresh draws leave about 3 nats undecided: a few draws outweigh all others'
     """
 
     kind: StopKind

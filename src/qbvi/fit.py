@@ -45,6 +45,8 @@ from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
 
 __all__ = ["fit"]
 
+_LONGEST = 1e9  # seconds of one call, 30 years: much longer waits overflow the clock of the system
+
 
 def fit(  # noqa: PLR0913 - the one call users make: every argument has a default that works
     log_likelihood: Callable[..., Any],
@@ -102,9 +104,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
-        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 1,000
+        - `qbvi.QBVI` with the residual estimator for mini-batches and for more than 600
           dimensions (on other backends than NumPy, 250, and for a diagonal Gaussian 20). Between
-          250 and 1,000 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
+          250 and 600 dimensions the family and ``max_evals`` decide; see docs/benchmarks.md.
 
         Otherwise pass one of these objects, or a name:
 
@@ -327,7 +329,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
     if given["progress"] is not None:
         flag("progress", given["progress"])
     if given["timeout"] is not None:
-        number("timeout", positive_number("timeout", given["timeout"]))
+        number("timeout", positive_number("timeout", given["timeout"]), most=_LONGEST)
 
 
 def _starts(n_starts: Any) -> tuple[bool, int]:

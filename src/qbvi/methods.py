@@ -24,8 +24,10 @@ __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensiona
 # Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
 _MOST_DIMENSIONS = MOST_JOINT
 # Dimensions up to which it pays for some budgets (`_pays`); docs/benchmarks.md has the table.
-# Beyond, each evaluation costs the regression more than 10 ms.
-_MOST_BY_BUDGET = 1_000
+# Beyond, a step costs the regression so much time that the residual estimator gets further in the
+# same time: with a diagonal covariance at 600 dimensions already, with a full one at 1,000.
+_MOST_BY_BUDGET = 600
+_MOST_BY_BUDGET_DIAGONAL = 500
 # Evaluations for each dimension: with fewer there are too few steps for a regression ...
 _FEWEST_EVALS = 6
 # ... and with more the residual estimator is as near for a diagonal posterior, in less time.
@@ -87,9 +89,11 @@ def automatic(task: Task) -> Algorithm:
 def _pays(task: Task) -> bool:
     """Whether a regression pays in many dimensions, for a Gaussian on the host and this budget."""
     d, evals = task.family.dim, task.max_evals
-    if d > _MOST_BY_BUDGET or not task.backend.is_host or not isinstance(task.family, GaussianFamily):
+    is_diagonal = isinstance(task.family, DiagonalGaussian)
+    most = _MOST_BY_BUDGET_DIAGONAL if is_diagonal else _MOST_BY_BUDGET
+    if d > most or not task.backend.is_host or not isinstance(task.family, GaussianFamily):
         return False
-    if isinstance(task.family, DiagonalGaussian):
+    if is_diagonal:
         return evals is not None and _FEWEST_EVALS * d <= evals <= _MOST_EVALS_DIAGONAL * d
     return evals is None or evals >= _FEWEST_EVALS * d
 

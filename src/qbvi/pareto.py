@@ -12,7 +12,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-__all__ = ["TAIL", "pareto_smoothed"]
+__all__ = ["TAIL", "pareto_smoothed", "tail_size"]
 
 # The tail is a fifth of the n ratios or, if that is fewer, 3 sqrt(n) of them (Vehtari, Simpson,
 # Gelman, Yao and Gabry, "Pareto smoothed importance sampling", 2024).
@@ -43,7 +43,7 @@ def pareto_smoothed(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]
     (0.3, 1.0)
     """
     n = len(h)
-    m = math.floor(TAIL[1] * n**0.5 if n > _FIFTH_UP_TO else n / 5)
+    m = tail_size(n)
     log_weights = h - np.max(h)
     order = np.argsort(log_weights)
     below, tail = order[n - m - 1], order[n - m :]
@@ -56,6 +56,17 @@ def pareto_smoothed(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]
         smoothed = np.log(_quantiles(m, khat, sigma, cutoff))
         log_weights[tail] = np.minimum(smoothed, log_weights[tail[-1]])
     return np.asarray(log_weights - scipy.special.logsumexp(log_weights)), khat
+
+
+def tail_size(n: int) -> int:
+    """Number of ratios in the tail of n.
+
+    Examples
+    --------
+    >>> tail_size(100), tail_size(10000)
+    (20, 300)
+    """
+    return math.floor(TAIL[1] * n**0.5 if n > _FIFTH_UP_TO else n / 5)
 
 
 def _generalised_pareto(x: NDArray[np.float64]) -> tuple[float, float]:

@@ -226,8 +226,7 @@ class Sobol(Draws):
 
     def normal(self, rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
         """Draw n / 2 points from each of two scrambled sequences, as normals."""
-        halves = [_sobol_normal(rng, n // 2, d) for _ in range(2)]
-        return np.stack(halves, axis=1).reshape(n, d)
+        return _sobol_halves(drawn_generator(rng), n, d)
 
     def group_size(self, n: int) -> int:
         """Half of the draws: they share one scramble."""
@@ -273,7 +272,7 @@ def drawn_generator(rng: np.random.Generator) -> np.random.Generator:
 def matched_normals(n: int, d: int) -> NDArray[np.float64]:
     """Fixed quasi-random normals (n, d): sample mean 0 and, if n >= 4 d, sample covariance I."""
     rng = np.random.default_rng(FIXED_SEED)
-    z = Sobol().normal(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
+    z = _sobol_halves(rng, n, d) if d <= _SOBOL_MAX_DIM else Independent().normal(rng, n, d)
     z = np.asarray(z - z.mean(axis=0))
     if 4 * d > n:
         return z
@@ -338,6 +337,12 @@ def _normals(key: Array, steps: Array, call: int, n: int, dtype: Any) -> Array:
 
 
 _SMALLEST_UNIFORM = 2.0**-33  # half the grid of a 32-bit Sobol point: keeps ndtri finite
+
+
+def _sobol_halves(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:
+    """Interleave two scrambled sequences of n / 2 points each, as normals."""
+    halves = [_sobol_normal(rng, n // 2, d) for _ in range(2)]
+    return np.stack(halves, axis=1).reshape(n, d)
 
 
 def _sobol_normal(rng: np.random.Generator, n: int, d: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.diagnostics import KHAT_LIMIT, is_khat_bad, khat_error
+from qbvi.diagnostics import Khat, judge_khat, khat_error, khat_limit
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import Evaluations
@@ -18,6 +18,8 @@ from qbvi.paths import Start
 __all__ = ["Report", "Trace"]
 
 Floats = NDArray[np.float64]
+
+_MOST_EVALS = 1e18  # more do not fit into 64 bits
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -64,6 +66,9 @@ class Trace:
         length = len(self.n_evals)
         if self.gap is None:
             object.__setattr__(self, "gap", np.full(length, np.nan))
+        if not (np.abs(np.asarray(self.n_evals, dtype=np.float64)) < _MOST_EVALS).all():
+            msg = f"`n_evals` must be whole numbers below {_MOST_EVALS:.0e}, got {np.max(self.n_evals)}"
+            raise ValueError(msg)
         for name in self.names():
             array = np.array(getattr(self, name), dtype=np.int64 if name == "n_evals" else np.float64)
             if not array.size and length == 0:
@@ -115,7 +120,7 @@ class Report:
     elbo, elbo_se
         Lower bound and its standard error, from fresh draws of the final approximation.
     khat
-        Pareto k-hat of the importance ratios of those draws; NaN if not available.
+        Pareto k-hat of the importance ratios of those draws; NaN if it is not known.
     converged, stop_reason, stop_kind
         Whether the stopping rule was satisfied, and why the fit ended: in a sentence, and as a kind
         that programs can compare.
@@ -181,20 +186,21 @@ class Report:
     @property
     def khat_limit(self) -> float:
         """Largest good k-hat: 0.7, and less with fewer than about 2,200 draws."""
-        if self.khat_draws is None:
-            return KHAT_LIMIT
-        return min(1 - 1 / math.log10(max(self.khat_draws, 11)), KHAT_LIMIT)
+        return khat_limit(self.khat_draws)
 
     @property
     def khat_verdict(self) -> str:
-        """What k-hat means, in words."""
-        if math.isnan(self.khat):
-            return "not available"
-        if self.khat < self.khat_limit:
+        """What k-hat means, in words; a fit that has converged is never called bad."""
+        meaning = judge_khat(self.khat, self.khat_draws, self.missing)
+        if meaning is Khat.GOOD:
             return f"good, below {self.khat_limit:.2g}"
-        if self.khat < 1:
-            return f"doubtful, above {self.khat_limit:.2g}: the tails of the posterior are not matched"
-        error = 0.0 if self.khat_draws is None else khat_error(self.khat, self.khat_draws)
-        if self.khat_draws is not None and not is_khat_bad(self.khat, self.khat_draws):
-            return f"unknown: {self.khat_draws} draws determine it only to within about {error:.1f}"
-        return "bad, above 1: means and intervals may be far off"
+        if meaning is Khat.NEGLIGIBLE:
+            return f"of no consequence: only {max(self.missing, 0):.2g} nats are missing"
+        if meaning is Khat.UNKNOWN:
+            return "unknown" if math.isnan(self.khat) else self._undetermined()
+        return f"{meaning.name.lower()}, above {self.khat_limit:.2g}: {meaning.value}"
+
+    def _undetermined(self) -> str:
+        assert self.khat_draws is not None
+        error = khat_error(self.khat, self.khat_draws)
+        return f"unknown: {self.khat_draws} draws determine it only to within about {error:.1f}"

@@ -200,6 +200,10 @@ class Run:
             self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
 
+    def count_time(self, seconds: float) -> None:
+        """Add time that was spent before, and that the restored snapshot does not know of."""
+        self._start -= seconds
+
     def remark(self, note: str) -> None:
         """Add a sentence to the notes of the fit."""
         self._remarks.append(note)
@@ -584,6 +588,21 @@ class Run:
         if self.budget.max_time is not None:
             own = time.monotonic() + self.budget.max_time - self._seconds()
             self.black_box.deadline = min(own, self.black_box.deadline or own)
+            # The time before the run began counts too: a resumed run must not have it once more.
+            self._start -= own - self.black_box.deadline
+
+    def _ended(self, stop: Stop, q: Array) -> Stop:
+        """Take a convergence back for reasons that no draws from q show."""
+        n = 0 if self._evaluations is None else self._evaluations.n_constant
+        return stop.but(StopKind.CONSTANT, n=n) if stop.converged and n else self._on_wrapping(stop, q)
+
+    def _on_points(self, stop: Stop, look: Look, noise: float) -> Stop:
+        """Take a convergence back if a point of an earlier iteration contradicts it."""
+        if self._evaluations is None or not stop.converged:
+            return stop
+        points = self._evaluations.recorded()
+        log_joint = points.value + to_numpy(self.model.log_prior(points.theta))
+        return self.verdict.on_points(stop, look, points.theta, log_joint, noise)
 
     def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
         """Take a convergence back if q is too wide for a periodic parameter."""
@@ -636,13 +655,13 @@ class Run:
         # Draws of one mini-batch share its error: the standard error is that of the batch means.
         means = h[0] if is_one_batch else h.mean(axis=1)
         khat, notes = pareto_khat(h[0]) if is_one_batch else (math.nan, ("k-hat is not computed from mini-batches",))
-        if look is None:
-            stop = self.verdict.on_ratios(stop, h, khat)
-        else:
-            stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1], khat)
-        stop = self._on_wrapping(stop, kept.q)
         noise = 0.0 if self._state is None else self.algorithm.noise_variance(self._state)
         evidence, evidence_se = log_evidence(h[0], khat, noise) if is_one_batch else (math.nan, math.nan)
+        missing = evidence - float(h.mean())
+        if look is not None:
+            stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1])
+            stop = self._on_points(stop, look, noise)
+        stop = self._ended(self.verdict.on_ratios(stop, h[0], khat, missing), kept.q)
         report = self._report(stop, notes)
         figures = replace(
             report,
@@ -652,7 +671,7 @@ class Run:
             khat_draws=int(h[0].size),
             evidence=evidence,
             evidence_se=evidence_se,
-            missing=evidence - float(h.mean()),
+            missing=missing,
             missing_se=evidence_se,
         )
         return Fit(self.model, self.family, to_numpy(kept.q), figures)
@@ -662,7 +681,7 @@ class Run:
         self._remark_failures(outcome.failed, "draws that checked the result")
         stop = self.verdict.on_failures(stop, outcome.failed, "draws that checked the result")
         report = replace(
-            self._report(self._on_wrapping(stop, self._state.q)),
+            self._report(self._ended(stop, self._state.q)),
             elbo=outcome.elbo,
             elbo_se=outcome.elbo_se,
             khat_draws=outcome.n_draws,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import to_numpy
 from qbvi.conversation import Unconstrained
+from qbvi.diagnostics import Khat, judge_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluations import Evaluations
 from qbvi.families import Mixture
@@ -171,7 +173,7 @@ def _figures(modes: Sequence[_Mode], weights: NDArray[np.float64]) -> dict[str, 
     elbo = float(weights @ (np.array([fit.elbo for fit in fits]) - np.log(weights)))
     evidence = float(np.logaddexp.reduce([mode.level for mode in modes]))
     is_known = all(_is_known(fit) for fit in fits)
-    worst = max(fits, key=lambda fit: np.nan_to_num(fit.khat, nan=-np.inf))
+    worst = max(fits, key=_khat_that_counts)
 
     def error(name: str) -> float:
         return float(np.linalg.norm(weights * np.array([getattr(fit, name) for fit in fits])))
@@ -186,6 +188,12 @@ def _figures(modes: Sequence[_Mode], weights: NDArray[np.float64]) -> dict[str, 
         "khat": worst.khat,
         "khat_draws": worst.report.khat_draws,
     }
+
+
+def _khat_that_counts(fit: Fit) -> float:
+    """k-hat, or minus infinity if it is not known or of no consequence."""
+    meaning = judge_khat(fit.khat, fit.report.khat_draws, fit.missing)
+    return -math.inf if meaning in (Khat.NEGLIGIBLE, Khat.UNKNOWN) else fit.khat
 
 
 def _table(fits: Sequence[Fit], modes: Sequence[_Mode], near: Sequence[_Mode]) -> tuple[Start, ...]:

@@ -68,6 +68,7 @@ _WORDS: dict[str, tuple[type, ...]] = {
     "backend": (str,),
     "stop_kind": (str,),
 }
+_COUNTS = ("n_evals", "n_iterations", "khat_draws")
 # Evaluations of more numbers (points times dimensions) are not saved with a fit: 8 MiB.
 _MOST_NUMBERS = 2**20
 _COLUMNS = ("unconstrained", "values", "noise_sd", "log_prior", "batch")
@@ -249,6 +250,10 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
         msg = f"`numbers` must be {len(_NUMBERS)} numbers, got shape {arrays['numbers'].shape}"
         raise ValueError(msg)
     numbers = dict(zip(_NUMBERS, arrays["numbers"].tolist(), strict=False))
+    negative = [name for name, value in numbers.items() if name.endswith("_se") and value < 0]
+    if negative:
+        msg = f"{negative[0]} of its report is {numbers[negative[0]]:g}, and a standard error is not negative"
+        raise ValueError(msg)
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
     starts = _starts(arrays)
     report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations, starts=starts)
@@ -290,6 +295,9 @@ def _checked_words(said: Mapping[str, Any]) -> dict[str, Any]:
         if type(words[name]) not in kinds:
             msg = f"{name} of its report is {words[name]!r}"
             raise TypeError(msg)
+        if name in _COUNTS and words[name] is not None and words[name] < 0:
+            msg = f"{name} of its report is {words[name]}, and counts are not negative"
+            raise ValueError(msg)
     if not all(type(note) is str for note in words["notes"]):
         msg = f"notes of its report are {words['notes']!r}"
         raise TypeError(msg)

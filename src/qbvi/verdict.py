@@ -10,9 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array, to_numpy
-from qbvi.diagnostics import failures_depend_on_place, is_khat_bad, left_open, missing_nats, still_to_gain
+from qbvi.diagnostics import (
+    FEWEST_EFFECTIVE,
+    FEWEST_RATIOS,
+    KHAT_NATS,
+    Khat,
+    change_with_order,
+    effective_draws,
+    failures_depend_on_place,
+    judge_khat,
+    left_open,
+    still_to_gain,
+)
 from qbvi.ending import Stop, StopKind
-from qbvi.families import Family
+from qbvi.families import Family, Gaussian
 from qbvi.protocol import Values
 
 __all__ = ["Look", "Verdict", "is_ok"]
@@ -77,7 +88,7 @@ class Verdict:
     >>> import numpy as np
     >>> from qbvi.families import Gaussian
     >>> look = Look(Gaussian(1), np.zeros(3), np.linspace(-17, 17, 100)[None], failed=0.0)
-    >>> Verdict().judge(Stop.own(True, "settled"), look, gap=0.001, fitted=0.0, khat=0.1).kind
+    >>> Verdict().on_ratios(Stop.own(True, "settled"), look.h[0], khat=0.1, missing=9.0).kind
     <StopKind.FAR_OFF: 'far-off'>
     """
 
@@ -99,7 +110,20 @@ class Verdict:
     bound_nats: float = 0.1  # ... plus so many nats (too few to matter)
     # Nats: standard deviation of log p / q above which the draws do not determine the bound.
     far_off: float = 6.0
-    khat_nats: float = 0.05  # missing nats below which k-hat describes rounding errors
+    # Effective sample size of the importance ratios below which a fit does not count as converged,
+    # and the same as a share of the draws if k-hat is not known. If ratios are log-normal, a tenth
+    # means that more than a nat is missing. Noise of the function counts as such, so both apply
+    # only if nats are missing beyond it.
+    fewest_effective: float = FEWEST_EFFECTIVE
+    least_share: float = 0.1
+    order_nats: float = 0.05  # change with the order of the calls from which on it counts
+    # A point elsewhere: so many standard deviations outside the typical distance of a draw, with a
+    # log joint at most so many nats below that of a typical draw. Of a Gaussian posterior, such a
+    # point would be 20 nats below.
+    elsewhere_sd: float = 5.0
+    elsewhere_nats: float = 3.0
+    noise_errors: float = 4.0  # standard deviations of the function's noise, added to that height
+    fewest_ratios: int = FEWEST_RATIOS  # with fewer draws, one of them often outweighs the others
 
     def doubts(self, look: Look, gap: float) -> bool:
         """Whether the draws justify further iterations, given the ``gap`` that was predicted."""
@@ -108,7 +132,7 @@ class Verdict:
         gain = self._gain(look, gap, self.suspicious_gain, self.suspicious_chance)
         return gain > 0 or self._open(look) > 0
 
-    def judge(self, stop: Stop, look: Look, gap: float, fitted: float, khat: float) -> Stop:
+    def judge(self, stop: Stop, look: Look, gap: float, fitted: float) -> Stop:
         """Take a convergence back if the draws contradict it.
 
         Parameters
@@ -119,13 +143,12 @@ class Verdict:
             Fresh draws from the result.
         gap, fitted
             The gap that the method predicted, in nats, and its last smoothed bound.
-        khat
-            Pareto k-hat of the draws; NaN if there is none.
         """
-        stop = self._on_gain(stop, look, gap) if look.is_whole else stop
+        if look.is_whole:
+            stop = self._on_gain(self._on_order(stop, look), look, gap)
         if look.failed > self.most_failed and look.fails_in_places:
             stop = self.on_failures(stop, look.failed, "fresh draws from the result")
-        return self.on_ratios(self._on_bound(stop, look.h, fitted), look.h, khat)
+        return self._on_bound(stop, look.h, fitted)
 
     def on_failures(self, stop: Stop, share: float, draws: str) -> Stop:
         """Take a convergence back if many draws failed: the fit may miss part of the posterior."""
@@ -133,24 +156,65 @@ class Verdict:
             return stop
         return stop.but(StopKind.FAILURES, share=share, draws=draws)
 
-    def on_ratios(self, stop: Stop, h: Floats, khat: float) -> Stop:
+    def on_points(self, stop: Stop, look: Look, theta: Floats, log_joint: Floats, noise: float) -> Stop:
+        """Take a convergence back if a point far from q is as high as draws from q.
+
+        Draws from q cannot show what is far from it, but points of earlier iterations can. Only a
+        Gaussian with full covariance is judged by them: a product is narrow by design where
+        parameters are correlated.
+
+        Parameters
+        ----------
+        stop, look
+            As for `judge`.
+        theta, log_joint
+            All points that were evaluated (N, d), and the log joint there (N,).
+        noise
+            Variance of the function's noise.
+        """
+        if not stop.converged or look.draws is None or type(look.family) is not Gaussian:
+            return stop
+        typical = float(np.median(to_numpy(look.draws[1].log_joint)))
+        is_high = log_joint > typical - self.elsewhere_nats + self.noise_errors * math.sqrt(noise)
+        if not is_high.any():
+            return stop
+        whitened = to_numpy(look.family.whiten(to_numpy(look.q), theta[is_high]))
+        distance = float(np.linalg.norm(whitened, axis=1).max())
+        is_far = distance > math.sqrt(look.family.dim) + self.elsewhere_sd
+        return stop.but(StopKind.ELSEWHERE, distance=distance) if is_far else stop
+
+    def on_ratios(self, stop: Stop, h: Floats, khat: float, missing: float) -> Stop:
         """Take a convergence back if the importance ratios show that q is not the posterior.
 
-        k-hat counts only if both of these hold:
-
-        - it is above its limit by more than its standard error explains,
-        - the ratios show that enough nats are missing.
+        Parameters
+        ----------
+        stop
+            How the fit ended so far.
+        h
+            Logarithms of the ratios (n,).
+        khat
+            Their Pareto k-hat; NaN if it is not known.
+        missing
+            Nats that are missing of the posterior by these ratios.
         """
-        first = np.atleast_2d(h)[0]
         if not stop.converged:
             return stop
-        if first.std() > self.far_off:
-            return stop.but(StopKind.FAR_OFF, nats=first.std())
-        if khat == math.inf:
-            return stop.but(StopKind.ONE_RATIO)
-        if math.isfinite(khat) and missing_nats(first) >= self.khat_nats and is_khat_bad(khat, first.size):
-            return stop.but(StopKind.KHAT, khat=khat)
-        return stop
+        if h.std() > self.far_off:
+            return stop.but(StopKind.FAR_OFF, nats=h.std())
+        size = effective_draws(h)
+        if h.size >= self.fewest_ratios and missing >= KHAT_NATS and size < self._fewest(h.size, khat):
+            return stop.but(StopKind.ONE_RATIO, n=h.size, size=size)
+        return stop.but(StopKind.KHAT, khat=khat) if judge_khat(khat, h.size, missing) is Khat.BAD else stop
+
+    def _fewest(self, n: int, khat: float) -> float:
+        """Least effective sample size of n draws."""
+        return max(self.fewest_effective, self.least_share * n) if math.isnan(khat) else self.fewest_effective
+
+    def _on_order(self, stop: Stop, look: Look) -> Stop:
+        nats = abs(change_with_order(look.h[0], self.proven_chance))
+        if not stop.converged or nats < self.order_nats:
+            return stop
+        return stop.but(StopKind.ORDER, nats=nats, n=look.h.size)
 
     def _on_gain(self, stop: Stop, look: Look, gap: float) -> Stop:
         if not stop.converged:

@@ -14,7 +14,7 @@ pytestmark = [
 
 def survive(case, numbers, tmp_path, record_property):
     tally = tallied(case, numbers, tmp_path)
-    record_property("attack", (case.name, tally.tried, tally.survived))
+    record_property("attack", (case.name, tally.tried, tally.survived, tally.limits))
     assert not tally.complaints, "\n".join(tally.complaints[:5])
 
 

@@ -17,6 +17,7 @@ import pytest
 from numpy.testing import assert_array_equal
 
 import qbvi
+from clocks import standing_still
 from comparison import assert_same
 from hostile import Hostile
 from qbvi import archive
@@ -24,6 +25,7 @@ from qbvi.checkpoint import journal, read_saved
 from qbvi.checkpoint.fingerprint import fingerprint
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.conversation import Snapshot
+from qbvi.starts import starting_points
 from qbvi.stopping import Budget
 
 PRIOR = qbvi.Normal(0, 2, shape=3)
@@ -32,6 +34,7 @@ METHODS = {
     "regression": qbvi.Regression(),
     "qbvi": QUICK,
     "paper": qbvi.paper(stop=qbvi.MaxIterations(4), n_samples=30),
+    "sobol": qbvi.QBVI(n_samples=32, draws="sobol", stop=qbvi.MaxIterations(6), n_fresh=40),
 }
 
 
@@ -208,10 +211,6 @@ def test_a_larger_budget_goes_on_as_if_it_had_been_there_from_the_start(tmp_path
     )
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="a resumed run estimates anew how long its fresh draws take, and may find time for another step",
-)
 def test_time_already_spent_counts(tmp_path):
     method = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(10**6), n_fresh=30)
     first = fit(tmp_path / "run", method=method, max_time=0.2)
@@ -219,6 +218,39 @@ def test_time_already_spent_counts(tmp_path):
     before = calls
     assert_same(fit(tmp_path / "run", method=method, max_time=0.2), first)
     assert calls == before
+
+
+def test_time_before_the_first_step_counts_once(tmp_path, monkeypatch):
+    """A run that was cut while a step was evaluated has no time left, however long it took to begin."""
+    method = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(10**6), n_fresh=30)
+    with standing_still() as clock:
+
+        def slow_start(*arguments):
+            clock.now += 3.0
+            return starting_points(*arguments)
+
+        def taking_time(theta):
+            clock.now += 0.1
+            return counted(theta)
+
+        monkeypatch.setattr(sys.modules["qbvi.fit"], "starting_points", slow_start)
+        options = {"function": taking_time, "method": method, "on_mismatch": "keep", "max_time": 10.0}
+        first = fit(tmp_path / "run", **options)
+        assert first.stop_kind.value == "seconds"
+        before = calls
+        assert_same(fit(tmp_path / "run", **options), first)
+        assert calls == before
+
+
+def test_time_since_the_last_state_of_a_killed_run_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr("qbvi.checkpoint.file._STATES", 0.0)  # the only state is from before the first step
+    die_after(60, tmp_path / "run", method=QUICK)
+    last = os.stat(tmp_path / "run").st_mtime + 1000.0
+    os.utime(tmp_path / "run.journal", (last, last))
+    resumed = fit(tmp_path / "run", method=QUICK, max_time=900.0)
+    assert resumed.stop_kind.value == "seconds"
+    assert resumed.seconds > 1000
+    assert calls == 0
 
 
 def test_the_seed_is_the_checkpoints(tmp_path):

@@ -328,11 +328,11 @@ def test_only_so_many_messages_wait():
         inbox = _Inbox(stream)
         inbox.open()
         file.writelines(b"?\n" for _ in range(_LEAST_WAITING + 500))
-        while not inbox._waiting.full():
+        while inbox._waiting.qsize() < _LEAST_WAITING:
             time.sleep(0.01)
         assert inbox._waiting.qsize() == _LEAST_WAITING
         inbox.allow(_LEAST_WAITING + 100)
-        while not inbox._waiting.full():
+        while inbox._waiting.qsize() < _LEAST_WAITING + 100:
             time.sleep(0.01)
         assert inbox._waiting.qsize() == _LEAST_WAITING + 100
         file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
 import time
@@ -292,6 +293,8 @@ class Checkpoint:
         saved.restore(run)
         self._identity = self._identity._replace(run_id=saved.run_id)
         self._is_ours = not changed  # else the file must get the new fingerprints
+        # The journal was last written when the last evaluation arrived.
+        run.count_time(max(self._journal.written - os.stat(self.path).st_mtime, 0.0))
         self._answers, lost = self._journal.resume(saved.run_id)
         if lost:
             run.remark(lost)

@@ -169,6 +169,11 @@ class Journal:
             "are lost and made again"
         )
 
+    @property
+    def written(self) -> float:
+        """When something was last written to the file, in seconds since the epoch."""
+        return os.fstat(self._file).st_mtime
+
     def claim(self, *run_ids: str) -> None:
         """Refuse to write over the evaluations of a run other than these."""
         self._refuse_others(_read_all(self._file), *run_ids)

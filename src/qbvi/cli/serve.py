@@ -217,7 +217,10 @@ class _Inbox:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._waiting: queue.Queue[dict[str, Any] | OSError | None] = queue.Queue(_LEAST_WAITING)
+        # This queue is written in C. A signal inside `get` of the other kind may find its lock in a
+        # state that raises a further error.
+        self._waiting: queue.SimpleQueue[dict[str, Any] | OSError | None] = queue.SimpleQueue()
+        self._room, self._most = threading.Semaphore(_LEAST_WAITING), _LEAST_WAITING
 
     def open(self) -> None:
         """Begin to read."""
@@ -225,9 +228,9 @@ class _Inbox:
 
     def allow(self, n: int) -> None:
         """Let at least n messages wait."""
-        with self._waiting.mutex:
-            self._waiting.maxsize = max(n, self._waiting.maxsize)
-            self._waiting.not_full.notify()
+        if n > self._most:
+            self._room.release(n - self._most)
+            self._most = n
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield messages as they arrive."""
@@ -235,12 +238,14 @@ class _Inbox:
             if isinstance(message, OSError):
                 msg = f"the input cannot be read ({message})"
                 raise _StreamError(msg)
+            self._room.release()
             yield message
 
     def _read(self) -> None:
         try:
             for line in _lines(self._stream.fileno()):
                 if line.strip():
+                    self._room.acquire()
                     self._waiting.put(_parsed(line))
             self._waiting.put(None)
         except OSError as error:

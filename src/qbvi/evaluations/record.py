@@ -67,6 +67,14 @@ class Record:
         """Number of older points that are not kept."""
         return self._n_dropped
 
+    @property
+    def n_constant(self) -> int:
+        """Number of points, if the function had the same value at all of them; else zero."""
+        parts = [part.value for part in self._parts if len(part.value)]
+        first = parts[0][0] if parts else np.nan
+        is_constant = bool(parts) and all(bool(np.all(values == first)) for values in parts)
+        return sum(map(len, parts)) if is_constant else 0
+
     def give(self, given: Recorded) -> None:
         """Take the points that were given to the run."""
         self._parts[0] = given

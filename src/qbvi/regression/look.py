@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.model import Model
-from qbvi.random import Sobol, drawn_generator
+from qbvi.random import Sobol
 from qbvi.regression.rules import LadderRule, LookRule
 from qbvi.supports import Real
 
@@ -98,9 +98,7 @@ class PriorLook(NamedTuple):
         """The next points: spread over the prior, then around the best (n, d)."""
         d, n = len(prior.loc), rule.batch(len(prior.loc))
         if not self.n_rounds:
-            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(
-                drawn_generator(rng), rule.first * n, d
-            )
+            return np.asarray(prior.loc) + np.asarray(prior.scale) * Sobol().normal(rng, rule.first * n, d)
         best = self.theta[self._best(rule)]
         return np.asarray(best.mean(axis=0) + best.std(axis=0) * rng.standard_normal((n, d)))
 

@@ -46,11 +46,18 @@ class Tally:
     """What came of the trials of a case."""
 
     tried: int = 0
+    limits: int = 0
     complaints: list[str] = field(default_factory=list)
 
     @property
     def survived(self):
-        return self.tried - len(self.complaints)
+        return self.tried - self.limits - len(self.complaints)
+
+
+class Limit(str):
+    """What went wrong in a trial for a reason that docs/reliability.md names: not survived, and no failure of a test."""
+
+    __slots__ = ()
 
 
 def attack(name, *, short, long, marks=()):
@@ -81,7 +88,9 @@ def tallied(case, numbers, folder):
         except Exception:  # noqa: BLE001 - the table counts it
             complaint = traceback.format_exc()
         tally.tried += 1
-        if complaint:
+        if isinstance(complaint, Limit):
+            tally.limits += 1
+        elif complaint:
             tally.complaints.append(f"trial {k}: {complaint}")
     return tally
 
@@ -133,13 +142,13 @@ def show_table(terminal):
     for report in (report for reports in terminal.stats.values() for report in reports):
         for kind, value in getattr(report, "user_properties", ()):
             if kind == "attack" and report.when == "call":
-                name, tried, survived = value
-                before = rows.get(name, (0, 0))
-                rows[name] = (before[0] + tried, before[1] + survived)
+                name, *counts = value
+                rows[name] = tuple(map(sum, zip(rows.get(name, (0, 0, 0)), counts, strict=True)))
     if not rows:
         return
     width = max(map(len, rows))
     terminal.section("attacks")
     terminal.write_line(f"{'case':{width}}  tried  survived")
-    for name, (tried, survived) in sorted(rows.items()):
-        terminal.write_line(f"{name:{width}}  {tried:5}  {survived:8}")
+    for name, (tried, survived, limits) in sorted(rows.items()):
+        note = f"  {limits} wrong by a limit that docs/reliability.md names" if limits else ""
+        terminal.write_line(f"{name:{width}}  {tried:5}  {survived:8}{note}")

@@ -103,7 +103,13 @@ def closed(rng, folder):
             return ended_by_error(client, "is closed", lambda now: client.close())
         timer = threading.Timer(0.5, client.close)
         started = threading.Event()
-        complaint = ended_by_error(client, "is closed", lambda now: started.is_set() or started.set() or timer.start())
+
+        def callback(now):
+            if not started.is_set():
+                started.set()
+                timer.start()
+
+        complaint = ended_by_error(client, "is closed", callback)
         timer.join()
         return complaint
 
