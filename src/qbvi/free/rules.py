@@ -32,12 +32,11 @@ class Caution:
     blurred: float = 0.5  # share of that depth from which values may be missed ...
     blur: float = 0.1  # ... by so much for each nat below
     above: float = 2.0  # nats above the best value that may be claimed
-    # A place is remote if the nearest point is further away than this, in standard deviations of
-    # the base, and than so many times the usual distance between points. Beyond, its density is
-    # lowered by so many nats for each square of the excess, relative to that distance.
-    near: float = 1.0
-    usual: float = 1.5
-    remote: float = 2.0
+    # A place is remote if the nearest point is so many times the usual distance between points
+    # away. A kernel of single coordinates may see mass there that no point confirms.
+    remote: float = 3.0
+    near: float = 0.5  # least usual distance, in standard deviations of the base
+    lowered: float = 2.0  # nats by which the claim is lowered, for each square of the excess
 
     def depth(self, d: int) -> float:
         """Nats below the best value from which values count by their logarithm."""

@@ -10,7 +10,6 @@ decide the shape of g, and they only say that there is no mass.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -107,7 +106,7 @@ class Surface:
         self._data = self._observations(points)
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
         self.border = self._border(points)
-        self._remote = max(caution.near / math.sqrt(caution.base), caution.usual * self._usual())
+        self._usual = max(caution.near, self._spacing())
 
     @classmethod
     def searched(
@@ -166,14 +165,13 @@ class Surface:
         low = self._squash.inverse(middle - np.minimum(found.variance / 2, caution.claimed * sd))
         low = np.minimum(low, self._squash.top + caution.above)
         high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
-        lowered = self._lowered(u)
-        low, high = low - lowered, high - lowered
+        low -= self._lowered(u)
         if self.border is not None:
             is_forbidden = self.allowed(u) < _EVEN
             low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
         return Seen(low, high, found.variance)
 
-    def _usual(self) -> float:
+    def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""
         z, y, d = self._data.z, self.points.y, self._data.z.shape[1]
         squares = squared_distances(z[y > y.max() - d - 3], z)
@@ -182,10 +180,10 @@ class Surface:
         return float(np.sqrt(np.quantile(np.partition(squares, 1, axis=1)[:, 1], 0.9)))
 
     def _lowered(self, u: Floats) -> Floats:
-        """Nats by which the density is lowered, because all points are far away."""
-        caution = self._caution
+        """Nats by which the claimed density is lowered, because all points are far away."""
         distance = np.sqrt(np.min(squared_distances(self.whitened(u), self._data.z), axis=1))
-        return np.asarray(caution.remote * np.maximum(distance / self._remote - 1, 0.0) ** 2)
+        excess = np.maximum(distance / (self._caution.remote * self._usual) - 1, 0.0)
+        return np.asarray(self._caution.lowered * excess**2)
 
     def _border(self, points: Points) -> Border | None:
         if not len(points.forbidden):
