@@ -1,5 +1,7 @@
 """The surrogate of a log joint: what it says at its points, between them, far away, and where none is allowed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
@@ -80,9 +82,20 @@ def test_far_away_it_has_the_tail_of_its_base(rng):
     u = np.array([[600.0, 500.0], [-700.0, 800.0], [-500.0, -500.0]])
     # The kernel is zero there: on the scale of the squash, a constant is all that is added to the base.
     squash, base = surface._squash, surface.base.log_prob(u, caution.base)
-    apart = squash(surface(u).low) - squash(base + surface._offset)
+    apart = squash(surface(u).high) - squash(base + surface._offset)
     assert_allclose(apart, apart[0], rtol=1e-9)
     assert surface(u).low.max() < -1e4
+
+
+def test_the_claim_is_lowered_where_all_points_are_far_away(rng):
+    surface, caution = make(rng), Caution()
+    bold = Surface(surface.points, surface.base, surface.shape, replace(caution, lowered=0.0))
+    assert_allclose(surface(surface.points.theta).low, bold(surface.points.theta).low)
+    u = np.array([[60.0, 50.0]])
+    distance = np.min(np.linalg.norm(surface.whitened(u) - surface.whitened(surface.points.theta), axis=1))
+    excess = distance / (caution.remote * surface._usual) - 1
+    assert_allclose(bold(u).low - surface(u).low, caution.lowered * excess**2, rtol=1e-6)
+    assert_allclose(bold(u).high, surface(u).high)
 
 
 def test_large_inputs_in_blocks_are_the_same_as_one_by_one(rng, monkeypatch):
