@@ -22,7 +22,7 @@ def surveyed(function, mode, cov, prior, seed=1):
     apart = theta - mode
     expected = tops[0] - 0.5 * np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1)
     survey = survey.drawn(theta, function(theta)).aimed(mode[None], tops, expected[None], RULE)
-    if survey.is_over:
+    if not len(survey.lines):
         return np.empty((0, d))
     theta = survey.ask(prior, RULE, rng)
     return survey.walked(theta, function(theta), RULE)[1]
@@ -32,7 +32,7 @@ def on_lines(lines, ends, top=0.0):
     """A survey with lines in one dimension that lead from ``lines`` to a mode at zero."""
     lines = np.stack([np.array(lines), np.zeros(len(lines))], axis=1)[:, :, None]
     return Survey.begin(np.zeros(1))._replace(
-        y=np.zeros(1), lines=lines, ends=np.column_stack([ends, np.full(len(ends), top)])
+        y=np.zeros(1), lines=lines, ends=np.column_stack([ends, np.full(len(ends), top)]), is_spreading=False
     )
 
 
@@ -105,8 +105,20 @@ def test_lines_lead_from_the_best_and_the_most_surprising_points():
 
 def test_points_that_are_as_expected_need_no_line():
     # Lower than the Gaussian is no hill, nor is higher by less than a tenth of the depth and a nat.
-    assert aimed([-30.0, -100.0], [[-20, -109.0]]).is_over
-    assert not aimed([-30.0, -97.0], [[-20, -109.0]]).is_over
+    assert not len(aimed([-30.0, -100.0], [[-20, -109.0]]).lines)
+    assert len(aimed([-30.0, -97.0], [[-20, -109.0]]).lines)
+
+
+def test_more_points_are_spread_once_if_all_are_as_expected():
+    survey = aimed([-30.0, -100.0], [[-20, -109.0]])
+    assert survey.is_spreading
+    more = survey.ask(PriorScale(np.zeros(1), np.ones(1)), RULE, np.random.default_rng(1))
+    assert len(more) == RULE.further * RULE.size(1)
+    survey = survey.drawn(more, np.full(len(more), -50.0))
+    assert len(survey.theta) == len(survey.y) == len(survey.is_used) == 2 + len(more)
+    again = survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 2 + len(more)), -50.0), RULE)
+    assert len(again.lines)  # the first two points are 20 above and 50 below that
+    assert survey.aimed(np.zeros((1, 1)), np.zeros(1), np.zeros((1, 2 + len(more))), RULE).is_over
 
 
 def test_a_line_leads_to_the_mode_that_predicts_most():
@@ -119,12 +131,12 @@ def test_no_second_line_leads_from_the_same_point():
     survey = aimed([-5.0, -5.0, -5.0, -5.0], [[-50, -50, -50, -50]])
     again = survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE)
     assert_allclose(again.lines[:, 0, 0], [4])
-    assert again.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE).is_over
+    assert not len(again.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE).lines)
 
 
 def test_lines_lead_from_the_points_to_the_mode():
     lines = np.array([[[7.0, 2.0], [1.0, 2.0]], [[1.0, -4.0], [1.0, 2.0]]])
-    survey = Survey.begin(np.zeros(2))._replace(y=np.zeros(1), lines=lines, ends=np.zeros((2, 2)))
+    survey = Survey.begin(np.zeros(2))._replace(y=np.zeros(1), lines=lines, ends=np.zeros((2, 2)), is_spreading=False)
     got = survey.ask(None, RULE, None)
     assert_allclose(got, [[6, 2], [5, 2], [4, 2], [3, 2], [2, 2], [1, -3], [1, -2], [1, -1], [1, 0], [1, 1]])
 
@@ -167,7 +179,8 @@ def test_an_impossible_stretch_on_the_way_is_a_valley():
 
 
 def test_a_prior_without_a_finite_value_ends_the_survey():
-    assert aimed([-np.inf, -np.inf], [[-5, -9]]).is_over
+    survey = aimed([-np.inf, -np.inf], [[-5, -9]]).drawn(np.zeros((1, 1)), np.full(1, -np.inf))
+    assert survey.aimed(np.zeros((1, 1)), np.zeros(1), np.zeros((1, 3)), RULE).is_over
 
 
 def test_the_best_start_comes_first():

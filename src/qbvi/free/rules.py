@@ -135,6 +135,8 @@ class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
+    spreads: int = 2  # points are spread again if all of them are as the Gaussians predict ...
+    further: int = 2  # ... so many times as many
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussians predict worst
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise

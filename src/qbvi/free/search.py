@@ -186,6 +186,8 @@ class Search:
             survey, starts = survey.walked(theta, y, self.rules.survey)
             return self._next(family, state._replace(survey=survey, starts=starts))
         state = state._replace(survey=survey.drawn(theta, y))
+        if state.modes:
+            return self._aimed(state)
         if np.isfinite(y[0]) or not np.isfinite(np.max(y)):  # the first point is the start of the path
             return state
         start = self._start(family, theta[int(np.argmax(y))])
@@ -201,10 +203,16 @@ class Search:
             return state._replace(path=path, starts=state.starts[1:], n_path=0)
         if state.n_aimed == len(state.modes):
             return state._replace(is_over=True)
-        means, tops = np.stack([mode.mean for mode in state.modes]), np.array([mode.top for mode in state.modes])
-        predicted = np.stack([mode.top - 0.5 * mode.square(survey.theta) for mode in state.modes])
-        survey = survey.aimed(means, tops, predicted, self.rules.survey)
-        return state._replace(survey=survey, n_aimed=len(state.modes), is_over=survey.is_over)
+        return self._aimed(state)
+
+    def _aimed(self, state: SearchState) -> SearchState:
+        """Choose lines to the modes; the search is over if none is needed."""
+        assert state.survey is not None
+        modes, theta = state.modes, state.survey.theta
+        means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])
+        predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
+        survey = state.survey.aimed(means, tops, predicted, self.rules.survey)
+        return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
 
     def _start(self, family: Any, point: Floats) -> Array:
         """A narrow Gaussian around a point (d,)."""

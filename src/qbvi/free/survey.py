@@ -4,7 +4,8 @@ A few points are spread over the prior before the search begins. When a mode is 
 lines lead to it from some of them: from the best one, and from those where the log joint is highest
 above what the Gaussians around the known modes predict. If the log joint falls on the way to the
 mode before it rises, there is another hill, and the search for a Gaussian starts again there. A
-log-concave function never does so. If that leads to a new mode, more lines follow.
+log-concave function never does so. If that leads to a new mode, more lines follow. If all points
+are as predicted, no line is needed, and more points are spread instead.
 """
 
 from __future__ import annotations
@@ -31,35 +32,44 @@ class Survey(NamedTuple):
     is_used: NDArray[np.bool_]  # (n,) whether a line led from there
     lines: Floats  # (k, 2, d) first and last points of the lines; empty if none is due
     ends: Floats  # (k, 2) log joints there
+    n_spread: int  # how often points were spread
+    is_spreading: bool  # whether points are to be spread next
     is_over: bool
 
     @classmethod
     def begin(cls, start: Floats) -> Survey:
         """Nothing evaluated yet."""
         none = np.empty(0)
-        return cls(start[None], none, none.astype(bool), np.empty((0, 2, len(start))), np.empty((0, 2)), False)
+        lines, ends = np.empty((0, 2, len(start))), np.empty((0, 2))
+        return cls(start[None], none, none.astype(bool), lines, ends, 0, True, False)
 
     @property
     def is_due(self) -> bool:
         """Whether points of the survey are to be evaluated next."""
-        return not self.is_over and (not len(self.y) or len(self.lines) > 0)
+        return not self.is_over and (self.is_spreading or len(self.lines) > 0)
 
     def ask(self, prior: PriorScale, rule: SurveyRule, rng: np.random.Generator) -> Floats:
         """The start and points over the prior, or points on lines."""
         d = self.theta.shape[1]
-        if not len(self.y):
-            spread = Sobol().normal(drawn_generator(rng), rule.size(d), d)
-            return np.concatenate([self.theta, np.asarray(prior.loc) + np.asarray(prior.scale) * spread])
+        if self.is_spreading:
+            n = rule.size(d) if not self.n_spread else rule.further * rule.size(d)
+            spread = Sobol().normal(drawn_generator(rng), n, d)
+            points = np.asarray(prior.loc) + np.asarray(prior.scale) * spread
+            return points if self.n_spread else np.concatenate([self.theta, points])
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
         """Add the values of the points over the prior."""
-        return self._replace(theta=theta, y=y, is_used=~np.isfinite(y))
+        if self.n_spread:
+            theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
+        is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
+        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=self.n_spread + 1, is_spreading=False)
 
     def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
         """Choose lines to the modes (m, d), with log joints ``tops`` (m,).
 
-        ``predicted`` is what the Gaussian around each mode says of each point: (m, n).
+        ``predicted`` is what the Gaussian around each mode says of each point: (m, n). If all
+        points are as predicted, more points are due.
         """
         nearest, expected = np.argmax(predicted, axis=0), np.max(predicted, axis=0)
         surprise = self.y - expected - rule.valley - rule.inexact * (np.max(tops) - expected)
@@ -74,7 +84,8 @@ class Survey(NamedTuple):
             is_used=is_used,
             lines=np.stack([self.theta[chosen], modes[to]], axis=1),
             ends=np.column_stack([self.y[chosen], tops[to]]),
-            is_over=not len(chosen),
+            is_spreading=not len(chosen) and self.n_spread < rule.spreads,
+            is_over=not len(chosen) and self.n_spread >= rule.spreads,
         )
 
     def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
