@@ -72,7 +72,7 @@ class Base(NamedTuple):
             means[k] = share @ u / mass[k]
             apart = u - means[k]
             cov = (apart.T * share) @ apart / mass[k]
-            covs[k] = cov + _RIDGE * np.diag(np.diagonal(self.covs[k]))
+            covs[k] = cov + _RIDGE * self.covs[k]
         return Base(mass / mass.sum(), means, covs)
 
     def _log_parts(self, u: Floats, widened: float) -> Floats:

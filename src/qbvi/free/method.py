@@ -399,7 +399,7 @@ class Free(Algorithm):
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
-        cov += _TINY * np.diag(np.diagonal(base.within))
+        cov += _TINY * base.within
         nearly = pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
         if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
             mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)

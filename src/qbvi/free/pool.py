@@ -89,7 +89,7 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
             weights, u = np.full(len(centres), 1 / len(centres)), centres
         mean = weights @ u
         cov = ((u - mean).T * weights) @ (u - mean)
-        floor = _FLOOR * np.diag(np.diagonal(surface.base.within))
+        floor = _FLOOR * surface.base.within
         proposal = Proposal.around(centres, mean, cov + floor, n_effective)
     u = proposal.draw(rng, rules.closing, rules)
     return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))

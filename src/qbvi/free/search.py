@@ -156,7 +156,8 @@ class Search:
         rule, path = self.rules.survey, state.path
         best, top = max(mode.top for mode in state.modes), float(np.max(path.store.y, initial=-math.inf))
         is_long = state.n_path > rule.patience * (family.dim + 1) and top < best + rule.valley
-        is_short = path.last_step is not None and path.last_step.kl < self.rules.rounds.short
+        short = self.rules.rounds.short_limited if path.n_limited else self.rules.rounds.short
+        is_short = path.last_step is not None and path.last_step.kl < short
         return is_long or (is_short and top < best - rule.worth)
 
     def _probe(self, family: Any, state: SearchState) -> Floats:
