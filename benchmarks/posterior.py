@@ -20,8 +20,9 @@ result.
 
 The problems come from a folder, `--wild DIR` or the environment variable QBVI_WILD, with `problems.py` (`PROBLEMS`),
 `score.py` (`scores`) and `reference` (draws, and the evidence in `checks.json`). `--battery` takes those of
-`benchmarks/battery` instead. `--beside rows.jsonl` shows the rows of an earlier run in the table at the end, so that one
-method can be measured again alone.
+`benchmarks/battery` instead, without the noisy ones; nautilus then needs a prior that is Gaussian in u.
+`--beside rows.jsonl` shows the rows of an earlier run in the table at the end, so that one method can be measured again
+alone.
 
 Run: ``python benchmarks/posterior.py --wild DIR [--only banana2] [--methods qbvi emcee] [--seeds 1] [--out rows.jsonl]``.
 """
@@ -39,7 +40,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -79,6 +80,8 @@ class Target:
         MMTV of draws, in the form that `f` sees, to the reference draws.
     transform
         Unit cube (d,) -> constrained values side by side (d,); None where the prior has none.
+    options
+        Further arguments of `qbvi.fit`.
     """
 
     name: str
@@ -88,6 +91,7 @@ class Target:
     log_evidence: float
     distance: Callable[[Any], float]
     transform: Callable[[Array], Array] | None
+    options: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> Model:
@@ -176,7 +180,7 @@ class Meter:
 def ours(target: Target, meter: Meter, seed: int, options: dict) -> Answer:
     """`qbvi.fit` with nothing set but the budget."""
     f = meter(target.f)
-    settings = {"max_evals": MAX_EVALS, "vectorized": target.is_vectorized} | options
+    settings = {"max_evals": MAX_EVALS, "vectorized": target.is_vectorized} | target.options | options
     fit = qbvi.fit(f, target.prior, seed=seed, progress=False, **settings)
     f.calls = fit.n_evals  # a vectorised call has many points
     return Answer(fit.sample(N_DRAWS, seed=1), fit.evidence, fit.evidence_se, bool(fit.converged))
@@ -269,7 +273,7 @@ def wild(folder: Path, only: list[str] | None) -> Iterator[Target]:
 
 
 def own(only: list[str] | None) -> Iterator[Target]:
-    """The problems of the battery of this repository; references that are not stored are computed."""
+    """The problems without noise of the battery of this repository; references that are not stored are computed."""
     import battery
     from battery.scores import mmtv
 
@@ -279,10 +283,23 @@ def own(only: list[str] | None) -> Iterator[Target]:
         def distance(draws: Any) -> float:
             return mmtv(fold(problem.model.unconstrain(draws, batched=True)), fold(exact.draws))
 
-        transform = gaussian_transform(problem.model)
-        return Target(problem.name, problem.f, problem.prior, True, exact.log_evidence, distance, transform)
+        return Target(
+            name=problem.name,
+            f=problem.f,
+            prior=problem.prior,
+            is_vectorized=True,
+            log_evidence=exact.log_evidence,
+            distance=distance,
+            transform=gaussian_transform(problem.model),
+            options=problem.options,
+        )
 
-    return map(target, battery.problems(only=only))
+    chosen = [problem for problem in battery.problems(only=only) if problem.noise is None]
+    if not chosen:
+        sys.exit(
+            f"--only must name families, shapes or problems of benchmarks/battery without noise; got {' '.join(only or ())}."
+        )
+    return map(target, chosen)
 
 
 def gaussian_transform(model: Model) -> Callable[[Array], Array] | None:
@@ -387,11 +404,15 @@ def chosen_targets(arguments: argparse.Namespace) -> Iterator[Target]:
 
 
 def installed(methods: list[str]) -> list[str]:
-    """Those methods whose package is here; the others are named."""
+    """Those methods whose package is here, imported so that no fit pays for it; the others are named."""
+    found = []
     for name in methods:
         if importlib.util.find_spec(METHODS[name][0]) is None:
             print(f"{name}: {METHODS[name][0]} is not installed")
-    return [name for name in methods if importlib.util.find_spec(METHODS[name][0]) is not None]
+        else:
+            importlib.import_module(METHODS[name][0])
+            found.append(name)
+    return found
 
 
 def key(row: dict) -> tuple[str, str, int]:
