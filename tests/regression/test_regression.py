@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy
 
 import qbvi
 from oracles import gaussian_kl
@@ -20,20 +21,40 @@ from qbvi.regression.store import Store
 from qbvi.regression.surrogate import HermiteRegression, Sample, Surrogate, Variances, leave_pairs_out
 
 
+def powers(d, degree):
+    """Exponents of all polynomials of one degree in d variables."""
+    return [p for p in itertools.product(range(degree + 1), repeat=d) if sum(p) == degree]
+
+
 def hermite(z, degree):
     """All orthonormal Hermite polynomials of one degree, written out: (n, d) -> (n, number)."""
     one = [np.polynomial.hermite_e.HermiteE.basis(k)(z) / math.sqrt(math.factorial(k)) for k in range(degree + 1)]
-    d = z.shape[1]
-    powers = [p for p in itertools.product(range(degree + 1), repeat=d) if sum(p) == degree]
-    return np.stack([np.prod([one[k][:, i] for i, k in enumerate(p)], axis=0) for p in powers], axis=1)
+    return np.stack(
+        [np.prod([one[k][:, i] for i, k in enumerate(p)], axis=0) for p in powers(z.shape[1], degree)], axis=1
+    )
+
+
+def of_one_direction(d, degree):
+    """Covariance of the coefficients of he(u.z), with a direction u uniform on the sphere.
+
+    A coefficient is homogeneous in u. So an expectation over the sphere is one over a standard normal, by quadrature,
+    divided by the moment of its length.
+    """
+    node, weight = np.polynomial.hermite_e.hermegauss(degree + 1)
+    u = np.array(list(itertools.product(node, repeat=d)))
+    share = np.prod(list(itertools.product(weight / weight.sum(), repeat=d)), axis=1)
+    size = [math.sqrt(math.factorial(degree) / math.prod(map(math.factorial, p))) for p in powers(d, degree)]
+    coefficients = np.stack([np.prod(u**p, axis=1) for p in np.array(powers(d, degree))], axis=1) * size
+    return (coefficients.T * share) @ coefficients / math.prod(d + 2 * k for k in range(degree))
 
 
 @pytest.mark.parametrize("d", [1, 2, 4])
-def test_kernels_are_mean_products_of_hermite_polynomials(rng, d):
-    z = rng.standard_normal((6, d))
-    for degree, kernel in zip((2, 3, 4), kernels(z), strict=True):
-        explicit = hermite(z, degree)
-        np.testing.assert_allclose(kernel, explicit @ explicit.T / explicit.shape[1], atol=1e-10)
+def test_kernels_are_the_covariances_of_polynomials_with_random_coefficients(rng, d):
+    z, other = rng.standard_normal((6, d)), rng.standard_normal((5, d))
+    n_second = d * (d + 1) // 2
+    priors = np.eye(n_second) / n_second, of_one_direction(d, 3), of_one_direction(d, 4)
+    for degree, kernel, prior in zip((2, 3, 4), kernels(z, other), priors, strict=True):
+        np.testing.assert_allclose(kernel, hermite(z, degree) @ prior @ hermite(other, degree).T, atol=1e-10)
 
 
 def test_tail_variance_is_the_diagonal_of_the_tail_kernel(rng):
@@ -63,14 +84,15 @@ def dense_posterior(z, h, growth, variances, scale):
     """The same model as a Bayesian linear regression with every coefficient written out."""
     free, second, third, fourth = free_features(z), hermite(z, 2), hermite(z, 3), hermite(z, 4)
     design = np.concatenate([free, second, third, fourth], axis=1)
-    prior = np.concatenate([
-        np.full(free.shape[1], 1e10),
-        np.full(second.shape[1], variances.quadratic / second.shape[1]),
-        np.full(third.shape[1], 1 / (1 + variances.omega) / third.shape[1]),
-        np.full(fourth.shape[1], variances.omega / (1 + variances.omega) / fourth.shape[1]),
-    ])  # fmt: skip
+    d, omega = z.shape[1], variances.omega
+    prior = scipy.linalg.block_diag(
+        1e10 * np.eye(free.shape[1]),
+        variances.quadratic / second.shape[1] * np.eye(second.shape[1]),
+        of_one_direction(d, 3) / (1 + omega),
+        of_one_direction(d, 4) * omega / (1 + omega),
+    )
     noise = variances.noise * growth
-    precision = design.T @ (design / noise[:, None]) + np.diag(1 / prior)
+    precision = design.T @ (design / noise[:, None]) + np.linalg.inv(prior)
     cov = np.linalg.inv(precision)
     return cov @ design.T @ (h / noise), scale * cov
 
