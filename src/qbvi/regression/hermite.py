@@ -17,6 +17,7 @@ would be biased, by far more than its own variance says.
 
 from __future__ import annotations
 
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class Kernels(NamedTuple):
         out += self.fourth * (omega / (1 + omega))
 
 
-def kernels(z: Floats, other: Floats | None = None) -> Kernels:
+def kernels(z: Floats, other: Floats | None = None, *, equal: bool = False) -> Kernels:
     r"""Kernels between whitened points z (n, d) and themselves, or others (m, d).
 
     With :math:`g = x \cdot y` and the normalised :math:`\mathrm{he}_m = \mathrm{He}_m / \sqrt{m!}`,
@@ -56,6 +57,10 @@ def kernels(z: Floats, other: Floats | None = None) -> Kernels:
 
         k_2 = \frac{g^2 + d - |x|^2 - |y|^2}{d (d + 1)}, \quad
         k_m = E_u [\mathrm{he}_m(u \cdot x) \, \mathrm{he}_m(u \cdot y)], \quad m = 3, 4
+
+    With ``equal``, all polynomials of degree three, and all of degree four, have the same variance.
+    That is the prior for whitened coordinates that are not normal: directions that mix them mean
+    nothing.
 
     Examples
     --------
@@ -68,12 +73,13 @@ def kernels(z: Floats, other: Floats | None = None) -> Kernels:
     d = z.shape[1]
     other = z if other is None else other
     squares, other_squares = np.sum(z**2, axis=1), np.sum(other**2, axis=1)
-    return Kernels(*_by_degree(z @ other.T, squares[:, None], other_squares[None, :], d))
+    parts = z @ other.T, squares[:, None], other_squares[None, :]
+    return Kernels(*(_equal(*parts, d) if equal else _by_degree(*parts, d)))
 
 
-def tail_variance(square: Array, d: int, omega: float) -> Array:
+def tail_variance(square: Array, d: int, omega: float, *, equal: bool = False) -> Array:
     """Prior variance of degrees three and four at a squared radius, with mean one under N(0, I)."""
-    _, third, fourth = _by_degree(square, square, square, d)
+    _, third, fourth = (_equal if equal else _by_degree)(square, square, square, d)
     return (third + omega * fourth) / (1 + omega)
 
 
@@ -114,3 +120,12 @@ def _by_degree(g: Array, x: Array, y: Array, d: int) -> tuple[Array, Array, Arra
         + 9
     )
     return second, third / 6, fourth / 24
+
+
+def _equal(g: Array, x: Array, y: Array, d: int) -> tuple[Array, Array, Array]:
+    """The three kernels if all polynomials of a degree have the same variance."""
+    square, s = g * g, d - x - y
+    second = (square + s) / (d * (d + 1))
+    third = g * (square + 3 * (s + 2)) / (6 * comb(d + 2, 3))
+    fourth = (square * (square + 6 * s + 24) + 3 * (s * (s + 4) - 2 * d)) / (24 * comb(d + 3, 4))
+    return second, third, fourth
