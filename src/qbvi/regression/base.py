@@ -192,6 +192,8 @@ class RegressionMethod(Algorithm):
         answer = self._checked(self._answer(family, state), h)
         state, answer = self._judged(family, state, answer)
         move, gap = self._move(family, state, answer)
+        if self.tol < gap < math.inf:
+            state = state._replace(most=self.rules.effort.more(state.most, len(state.store.y)))
         info = Info(answer.bound, h[np.isfinite(h)], gap, answer.gradient_norm, move.share, True, False)
         return self._moved(state, answer, move), info
 

@@ -1,8 +1,18 @@
 r"""Kernels of the orthonormal Hermite polynomials: all of one degree at once, in O(n^2 d).
 
-Under z ~ N(0, I) the multivariate Hermite polynomials are orthonormal. The sum over all of degree m
-of :math:`\mathrm{He}_\alpha(x) \mathrm{He}_\alpha(y)` depends only on x.y, |x|^2 and |y|^2. Each
-kernel here is the mean of these products, so that its expectation on the diagonal is one.
+A kernel is the prior covariance of a random polynomial of one degree. It depends only on x.y, |x|^2
+and |y|^2, because no direction is preferred. Its expectation on the diagonal is one under N(0, I).
+
+- Degree two: the coefficients of all Hermite polynomials have the same variance.
+- Degrees three and four: the polynomial is :math:`\mathrm{He}_m(u \cdot z)` with a random direction
+  u, uniform on the sphere, or a sum of such terms. A term of a log-likelihood is often a function
+  of one direction: an observation depends on one linear predictor.
+
+With equal variances instead, degree three would be nearly free of the polynomials
+:math:`z_i (|z|^2 - d - 2)`. Their share of the variance would be 6 / ((d + 1) (d + 2)); that of a
+function of one direction is 3 / (d + 2). These polynomials are the ones most easily taken for
+linear terms, because the length of a draw hardly varies in many dimensions. So the natural gradient
+would be biased, by far more than its own variance says.
 """
 
 from __future__ import annotations
@@ -21,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class Kernels(NamedTuple):
-    """Mean products of the orthonormal Hermite polynomials of degree two, three and four."""
+    """Prior covariances of random polynomials of degree two, three and four."""
 
     second: Floats  # (n, n)
     third: Floats  # (n, n)
@@ -38,15 +48,19 @@ class Kernels(NamedTuple):
         out += self.fourth * (omega / (1 + omega))
 
 
-def kernels(z: Floats, other: Floats | None = None) -> Kernels:
+def kernels(z: Floats, other: Floats | None = None, *, equal: bool = False) -> Kernels:
     r"""Kernels between whitened points z (n, d) and themselves, or others (m, d).
 
-    With :math:`g = x \cdot y` and :math:`s = d - |x|^2 - |y|^2` they are, up to constant factors,
+    With :math:`g = x \cdot y` and the normalised :math:`\mathrm{he}_m = \mathrm{He}_m / \sqrt{m!}`,
 
     .. math::
 
-        k_2 = g^2 + s, \quad k_3 = g (g^2 + 3 s + 6), \quad
-        k_4 = g^4 + 6 g^2 (s + 4) + 3 s (s + 4) - 6 d
+        k_2 = \frac{g^2 + d - |x|^2 - |y|^2}{d (d + 1)}, \quad
+        k_m = E_u [\mathrm{he}_m(u \cdot x) \, \mathrm{he}_m(u \cdot y)], \quad m = 3, 4
+
+    With ``equal``, all polynomials of degree three, and all of degree four, have the same variance.
+    That is the prior for whitened coordinates that are not normal: directions that mix them mean
+    nothing.
 
     Examples
     --------
@@ -59,12 +73,13 @@ def kernels(z: Floats, other: Floats | None = None) -> Kernels:
     d = z.shape[1]
     other = z if other is None else other
     squares, other_squares = np.sum(z**2, axis=1), np.sum(other**2, axis=1)
-    return Kernels(*_by_degree(z @ other.T, d - squares[:, None] - other_squares[None, :], d))
+    parts = z @ other.T, squares[:, None], other_squares[None, :]
+    return Kernels(*(_equal(*parts, d) if equal else _by_degree(*parts, d)))
 
 
-def tail_variance(square: Array, d: int, omega: float) -> Array:
+def tail_variance(square: Array, d: int, omega: float, *, equal: bool = False) -> Array:
     """Prior variance of degrees three and four at a squared radius, with mean one under N(0, I)."""
-    _, third, fourth = _by_degree(square, d - 2 * square, d)
+    _, third, fourth = (_equal if equal else _by_degree)(square, square, square, d)
     return (third + omega * fourth) / (1 + omega)
 
 
@@ -82,8 +97,34 @@ def radial_feature(z: Array) -> Array:
     return (xp.sum(z**2, axis=1, keepdims=True) - d) / (2 * d) ** 0.5
 
 
-def _by_degree(g: Array, s: Array, d: int) -> tuple[Array, Array, Array]:
-    square = g * g
+def _by_degree(g: Array, x: Array, y: Array, d: int) -> tuple[Array, Array, Array]:
+    """The three kernels from the inner product g and the squared lengths x and y.
+
+    Those of degree three and four are expectations over u, of products of powers of s = u.x and
+    t = u.y. Each line is one such product.
+    """
+    two, three, four = d * (d + 2), d * (d + 2) * (d + 4), d * (d + 2) * (d + 4) * (d + 6)
+    square, product, total = g * g, x * y, x + y
+    second = (square + d - total) / (d * (d + 1))
+    third = g * (
+        (6 * square + 9 * product) / three  # s^3 t^3
+        - 9 * total / two  # -3 (s^3 t + s t^3)
+        + 9 / d  # 9 s t
+    )
+    fourth = (
+        (24 * square * square + 72 * square * product + 9 * product * product) / four  # s^4 t^4
+        - (72 * square + 18 * product) * total / three  # -6 (s^4 t^2 + s^2 t^4)
+        + (72 * square + 36 * product) / two  # 36 s^2 t^2
+        + 9 * (total * total - 2 * product) / two  # 3 (s^4 + t^4)
+        - 18 * total / d  # -18 (s^2 + t^2)
+        + 9
+    )
+    return second, third / 6, fourth / 24
+
+
+def _equal(g: Array, x: Array, y: Array, d: int) -> tuple[Array, Array, Array]:
+    """The three kernels if all polynomials of a degree have the same variance."""
+    square, s = g * g, d - x - y
     second = (square + s) / (d * (d + 1))
     third = g * (square + 3 * (s + 2)) / (6 * comb(d + 2, 3))
     fourth = (square * (square + 6 * s + 24) + 3 * (s * (s + 4) - 2 * d)) / (24 * comb(d + 3, 4))

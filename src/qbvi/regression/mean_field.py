@@ -362,7 +362,7 @@ def _doubt(family: Family, q: Array, answer: _Answer, move: Move, near: float) -
     reach, home = float(np.mean(np.sum(there**2, axis=1))), family.n_whitened
     if reach < near * home:
         return -math.inf
-    return math.sqrt(max(answer.tail * (tail_variance(reach, home, answer.variances.omega) - 1), 0.0))
+    return math.sqrt(max(answer.tail * (tail_variance(reach, home, answer.variances.omega, equal=True) - 1), 0.0))
 
 
 def _repeated(family: Family, state: RegressionState, w: Floats) -> np.float64:

@@ -106,8 +106,10 @@ class HermiteRegression:
         self._rules = VarianceSearch() if rules is None else rules
         self._centre = float(np.median(points.h))  # keeps precision if the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
+        self._equal = features is not None  # the coordinates of a product of families are not normal
         self._triangle = [
-            (at, kernels(points.z[at : at + _ROWS], points.z[at:])) for at in range(0, len(points.z), _ROWS)
+            (at, kernels(points.z[at : at + _ROWS], points.z[at:], equal=self._equal))
+            for at in range(0, len(points.z), _ROWS)
         ]
         self._features = free_features(points.z) if features is None else features
         # Given features may be linearly dependent: a discrete parameter may have one value so far.
@@ -178,7 +180,7 @@ class HermiteRegression:
 
     def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
         """Predictions at other points z (m, d) with free features (m, p): (m,)."""
-        between = kernels(z, self.points.z)
+        between = kernels(z, self.points.z, equal=self._equal)
         free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         smooth = (variances.quadratic * between.second + between.tail(variances.omega)) @ solved.alpha
         prediction: Floats = self._centre + features[:, self._kept] @ free + smooth
