@@ -79,7 +79,7 @@ class Search:
 
     def ask(self, family: Any, state: SearchState, rng: np.random.Generator) -> Array:
         """The next points: (n, d)."""
-        if state.survey is not None and self.prior is not None and state.survey.is_due:
+        if state.survey is not None and self.prior is not None and _is_surveying(state):
             return state.survey.ask(self.prior, self.rules.survey, rng)
         theta = self._path(state).ask(family, state.path, rng)
         return np.concatenate([theta, self._probe(family, state)])
@@ -189,7 +189,7 @@ class Search:
         state = state._replace(survey=survey.drawn(theta, y))
         if state.modes:
             return self._aimed(state)
-        if np.isfinite(y[0]) or not np.isfinite(np.max(y)):  # the first point is the start of the path
+        if np.isfinite(state.path.store.y).any() or not np.isfinite(np.max(y)):
             return state
         start = self._start(family, theta[int(np.argmax(y))])
         return state._replace(path=self.method.init(family, start))
@@ -209,6 +209,8 @@ class Search:
     def _aimed(self, state: SearchState) -> SearchState:
         """Choose lines to the modes; the search is over if none is needed."""
         assert state.survey is not None
+        if not state.survey.n_spread:  # the first iteration found a mode
+            return state
         modes, theta = state.modes, state.survey.theta
         means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
@@ -222,7 +224,8 @@ class Search:
 
 
 def _is_surveying(state: SearchState) -> bool:
-    return state.survey is not None and state.survey.is_due
+    """Whether the survey is due: after the first iteration, so that there is always a result."""
+    return state.survey is not None and state.survey.is_due and (state.n_path > 0 or bool(state.modes))
 
 
 def _finite_or_zero(values: Values) -> Floats:

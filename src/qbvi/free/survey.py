@@ -1,6 +1,6 @@
 """A survey of the prior, for other modes than those that were found.
 
-A few points are spread over the prior before the search begins. When a mode is found, straight
+A few points are spread over the prior when the search begins. When a mode is found, straight
 lines lead to it from some of them: from the best one, and from those where the log joint is highest
 above what the Gaussians around the known modes predict. If the log joint falls on the way to the
 mode before it rises, there is another hill, and the search for a Gaussian starts again there. A
@@ -27,7 +27,7 @@ Floats = NDArray[np.float64]
 class Survey(NamedTuple):
     """The points of a survey, and where to start from next."""
 
-    theta: Floats  # (n, d) the start of the path, and points that are spread over the prior
+    theta: Floats  # (n, d) the start of the path, and points spread over the prior
     y: Floats  # (n,) log joints there; empty before they are evaluated
     is_used: NDArray[np.bool_]  # (n,) whether a line led from there
     lines: Floats  # (k, 2, d) first and last points of the lines; empty if none is due
