@@ -98,25 +98,34 @@ def test_resampled_draws_are_draws_of_the_gaussian(surface, pool, rng):
     assert abs(np.corrcoef(u[:half, 0], u[half:, 0])[0, 1]) < 0.16  # the order is random
 
 
+def everywhere(pool):
+    return np.ones(len(pool.u), dtype=bool)
+
+
+def test_no_informative_point_is_where_none_makes_sense(surface, pool):
+    chosen = most_informative(surface, pool, 8, 600, pool.u[:, 0] > MEAN[0])
+    assert np.all(chosen[:, 0] > MEAN[0])
+
+
 def test_the_most_informative_points_are_where_mass_may_be_unseen():
     theta = np.random.default_rng(2).uniform(-3, 0, size=(25, 1))  # the right half was never seen
     surface = surface_of(lambda u: -0.5 * u[:, 0] ** 2, theta, np.zeros(1), np.eye(1))
     u = np.linspace(-4, 4, 400)[:, None]
     pool = Pool(None, u, np.zeros(400), *surface(u))
-    chosen = most_informative(surface, pool, 4, 400)
+    chosen = most_informative(surface, pool, 4, 400, everywhere(pool))
     assert chosen.shape == (4, 1)
     assert np.mean(chosen > 0) >= 0.75
     assert chosen.max() < 3.9  # and not where nothing can be
 
 
 def test_the_most_informative_points_differ(surface, pool):
-    chosen = most_informative(surface, pool, 8, 600)
+    chosen = most_informative(surface, pool, 8, 600, everywhere(pool))
     apart = np.linalg.norm(chosen[:, None] - chosen, axis=2)[np.triu_indices(8, 1)]
     assert apart.min() > 0
 
 
 def test_each_point_takes_account_of_those_chosen_before(surface, pool):
-    few, more = (most_informative(surface, pool, n, 600) for n in (2, 5))
+    few, more = (most_informative(surface, pool, n, 600, everywhere(pool)) for n in (2, 5))
     np.testing.assert_array_equal(few, more[:2])
     # In the end the variance is that of a regression with these points added, by the formula for all at once.
     u = np.vstack([more, pool.u[:50]])

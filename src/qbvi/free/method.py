@@ -411,7 +411,7 @@ class Free(Algorithm):
             density=density,
             member=density.pack(member),
             draws=pool.u[rng.choice(len(pool.u), size=_SPARE * n, p=weights)],
-            exploring=most_informative(surface, pool, n, rules.rounds.pool),
+            exploring=most_informative(surface, pool, n, rules.rounds.pool, self._makes_sense(pool.u)),
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
             hope=pool.hope,
@@ -421,6 +421,13 @@ class Free(Algorithm):
             n_searched=n_searched,
         )
         return state._replace(q=q, current=current)
+
+    def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
+        """Which points (n, d) are not so far out that the function may never end there."""
+        if self.prior is None:
+            return np.ones(len(u), dtype=bool)
+        z = (u - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
+        return np.asarray(np.all(np.abs(z) < self.first.rules.ladder.proper, axis=1))
 
     def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int]:
         """The surrogate of all points; its kernel is searched for when these have grown enough."""

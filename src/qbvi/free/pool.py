@@ -121,8 +121,10 @@ def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n:
     return np.asarray(u[rng.permutation(_systematic(rng, weights, n))])
 
 
-def most_informative(surface: Surface, pool: Pool, n: int, most: int) -> Floats:
+def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sense: NDArray[np.bool_]) -> Floats:
     """Points (n, d) whose values take most variance from the possible density.
+
+    ``makes_sense`` tells which draws of the pool (m,) may be evaluated at all.
 
     They are chosen one after the other among ``most`` draws of the pool: each reduces the mean
     variance of the prediction, under the possible density, by as much as one point can, given those
@@ -130,7 +132,9 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int) -> Floats:
     it instead, because the surrogate knows nothing about its place.
     """
     some = slice(None, None, max(1, len(pool.u) // most))
-    u, weights = pool.u[some], pool.hopeful[some]
+    u, weights, is_sensible = pool.u[some], pool.hopeful[some], makes_sense[some]
+    if np.count_nonzero(is_sensible) > n:
+        u, weights = u[is_sensible], weights[is_sensible]
     if surface.border is not None:
         allowed = surface.allowed(u)
         at_border = _distinct(weights * allowed * (1 - allowed), n // 2, len(surface.points.y))
