@@ -524,10 +524,10 @@ def test_plots(constrained):
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    constrained.plot_marginals()
-    constrained.plot_pairs()
-    constrained.plot_trace()
-    pyplot.close("all")
+    for plot in (constrained.plot_marginals, constrained.plot_pairs, constrained.plot_trace):
+        drawn = [ax for ax in plot().axes if ax.has_data()]
+        assert len(drawn) >= 2  # one for each of two parameters, or of bound and gap
+        pyplot.close("all")
 
 
 def test_a_free_posterior_is_a_start_for_the_next_fit(stopped):

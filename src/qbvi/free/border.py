@@ -38,10 +38,8 @@ class Nearest:
     """A border of any shape: a point is of the kind of the nearest evaluated one."""
 
     def __init__(self, allowed: Floats, forbidden: Floats, scale: Floats) -> None:
-        self._scale, self._trees = (
-            scale,
-            (scipy.spatial.cKDTree(allowed / scale), scipy.spatial.cKDTree(forbidden / scale)),
-        )
+        self._scale = scale
+        self._trees = [scipy.spatial.cKDTree(points / scale) for points in (allowed, forbidden)]
 
     def __call__(self, u: Floats) -> Floats:
         """Probability that points u (m, d) are allowed: (m,)."""

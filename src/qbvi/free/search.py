@@ -14,6 +14,7 @@ from qbvi.free.base import Base
 from qbvi.free.rules import FreeRules
 from qbvi.free.survey import Survey, falls, line
 from qbvi.protocol import Info, Values
+from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.regress import RegressionState
@@ -93,7 +94,7 @@ class Search:
             info = Info(np.float64(bound), np.empty(0), math.inf, math.nan, 0.0, True, True)
             return self._surveyed(family, state, np.asarray(theta), values), info
         n = len(values.ok) - len(self._probe(family, state))
-        probed = _finite_or_zero(values)[n:]
+        probed = finite_or_zero(values)[n:]
         values = Values(*(None if part is None else part[:n] for part in values))
         path, info = self._path(state).tell(family, eta, state.path, theta[:n], values)
         before, state = state, state._replace(path=path, n_path=state.n_path + len(probed) + n)
@@ -181,7 +182,7 @@ class Search:
 
     def _surveyed(self, family: Any, state: SearchState, theta: Floats, values: Values) -> SearchState:
         """Make one round of the survey."""
-        y, survey = _finite_or_zero(values), state.survey
+        y, survey = finite_or_zero(values), state.survey
         assert survey is not None
         if len(survey.lines):
             survey, starts = survey.walked(theta, y, self.rules.survey)
@@ -226,8 +227,3 @@ class Search:
 def _is_surveying(state: SearchState) -> bool:
     """Whether the survey is due: after the first iteration, so that there is always a result."""
     return state.survey is not None and state.survey.is_due and (state.n_path > 0 or bool(state.modes))
-
-
-def _finite_or_zero(values: Values) -> Floats:
-    """Log joints (n,), minus infinity where the function failed."""
-    return np.where(values.ok & np.isfinite(values.log_joint), values.log_joint, -np.inf)

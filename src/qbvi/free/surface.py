@@ -27,7 +27,8 @@ __all__ = ["Points", "Seen", "Squash", "Surface"]
 Floats = NDArray[np.float64]
 
 _BLOCK = 2**21  # most entries of a covariance between new points and old ones, computed at a time
-_EVEN = 0.5  # probability
+_AS_LIKELY_AS_NOT = 0.5
+_HIGH_QUANTILE = 0.9
 _STEEPEST = 50.0  # largest exponent: below so low a depth, values are equal
 
 
@@ -160,28 +161,30 @@ class Surface:
         return self._squash(self._base.log_prob(u, self._caution.base) + self._offset)
 
     def _seen(self, u: Floats) -> Seen:
-        caution, found = self._caution, self.predicted(u)
+        caution, z = self._caution, self.whitened(u)
+        found = self.process(z)
         sd, middle = np.sqrt(found.variance), self._fallback(u) + found.mean
         low = self._squash.inverse(middle - np.minimum(found.variance / 2, caution.claimed * sd))
         low = np.minimum(low, self._squash.top + caution.above)
         high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
-        low -= self._lowered(u)
+        low -= self._lowered(z)
         if self.border is not None:
-            is_forbidden = self.allowed(u) < _EVEN
+            is_forbidden = self.allowed(u) < _AS_LIKELY_AS_NOT
             low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
         return Seen(low, high, found.variance)
 
     def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""
         z, y, d = self._data.z, self.points.y, self._data.z.shape[1]
-        squares = squared_distances(z[y > y.max() - d - 3], z)
         if len(z) < 2:
             return 0.0
-        return float(np.sqrt(np.quantile(np.partition(squares, 1, axis=1)[:, 1], 0.9)))
+        squares = squared_distances(z[y > y.max() - d - 3], z)
+        to_nearest = np.partition(squares, 1, axis=1)[:, 1]  # the very nearest is the point itself
+        return float(np.sqrt(np.quantile(to_nearest, _HIGH_QUANTILE)))
 
-    def _lowered(self, u: Floats) -> Floats:
-        """Nats by which the claimed density is lowered, because all points are far away."""
-        distance = np.sqrt(np.min(squared_distances(self.whitened(u), self._data.z), axis=1))
+    def _lowered(self, z: Floats) -> Floats:
+        """Nats by which the claim is lowered at whitened points z (m, d), far from all others."""
+        distance = np.sqrt(np.min(squared_distances(z, self._data.z), axis=1))
         excess = np.maximum(distance / (self._caution.remote * self._usual) - 1, 0.0)
         return np.asarray(self._caution.lowered * excess**2)
 
