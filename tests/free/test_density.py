@@ -31,7 +31,7 @@ def member_of(function, d, n, forbidden):
     points = Points(theta, function(theta), np.zeros(n), forbidden)
     base = Base.one(np.full(d, 0.4), np.eye(d))
     surface = Surface.searched(points, base, None, CAUTION, ShapeSearch())
-    start = Proposal.around(rng.normal(size=(300, d)) + 0.4, base.mean, base.cov, 300.0)
+    start = Proposal.around(rng.normal(size=(300, d)) + 0.4, base.mean, base.cov, base.within, 300.0)
     pool = integrated(surface, start, INTEGRATION)
     mean = pool.weights @ pool.u
     cov = np.atleast_2d(np.cov(pool.u.T, aweights=pool.weights, bias=True))

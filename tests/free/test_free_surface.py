@@ -151,3 +151,10 @@ def test_a_constant_in_the_function_is_one_in_the_surrogate(shift, rng):
     surface = Surface(points, plain.base, plain.shape, Caution())
     u = rng.normal(size=(40, 2))
     assert_allclose(surface(u).low, plain(u).low + shift, atol=1e-5)
+
+
+def test_values_so_large_that_a_nat_is_lost_in_them(rng):
+    theta = rng.normal(size=(20, 2))
+    points = Points(theta, np.full(20, 1e300), np.zeros(20), no_points(2))
+    surface = Surface.searched(points, Base.one(np.zeros(2), np.eye(2)), None, Caution(), ShapeSearch())
+    assert np.isfinite(surface(theta).low).all()

@@ -16,7 +16,8 @@ RULES = Integration()
 def make(d, rng):
     A = rng.normal(size=(d, d))
     centres = rng.normal(size=(20, d)) @ A.T + 1
-    return Proposal.around(centres, centres.mean(axis=0), np.atleast_2d(np.cov(centres.T)), 20.0)
+    cov = np.atleast_2d(np.cov(centres.T))
+    return Proposal.around(centres, centres.mean(axis=0), cov, 0.3 * cov + 0.1 * np.eye(d), 20.0)
 
 
 def test_the_density_integrates_to_one_in_one_dimension(rng):
@@ -62,7 +63,7 @@ def test_the_wide_part_has_its_share_and_its_spread(d, rng):
 
 def test_the_bandwidth_is_the_normal_reference_rule(rng):
     centres = rng.normal(size=(100, 2))
-    at = {n: Proposal.around(centres, np.zeros(2), np.eye(2), n).bandwidth for n in (1.0, 10.0, 50.0, 1e9)}
+    at = {n: Proposal.around(centres, np.zeros(2), np.eye(2), np.eye(2), n).bandwidth for n in (1.0, 10.0, 50.0, 1e9)}
     assert_allclose(at[50.0], 50 ** (-1 / 6))
     assert at[1.0] == at[10.0]  # never fewer than ten
     assert_allclose(at[1e9], 100 ** (-1 / 6))  # and never more than there are centres

@@ -83,8 +83,8 @@ class FreeDensity(Density):
         ends = np.cumsum([0, *(prod(shape) for shape in self._shapes)]).tolist()
         flat = np.asarray(q, dtype=np.float64)
         parts = [flat[i:j].reshape(shape) for (i, j), shape in zip(pairwise(ends), self._shapes, strict=True)]
-        proposal = Proposal(parts[8], parts[9], parts[10], float(parts[11]))
-        return Member(Points(*parts[:4]), Base(*parts[4:7]), parts[7], proposal, float(parts[12]), *parts[13:])
+        proposal = Proposal(*parts[8:12], float(parts[12]))
+        return Member(Points(*parts[:4]), Base(*parts[4:7]), parts[7], proposal, float(parts[13]), *parts[14:])
 
     def surface(self, q: Array) -> Surface:
         """The surrogate of a member."""
@@ -115,7 +115,7 @@ class FreeDensity(Density):
         n, d, k, one = self.n_points, self.dim, self.n_components, ()
         points = (n, d), (n,), (n,), (self.n_forbidden, d)
         base = (k,), (k, d), (k, d, d)
-        proposal = (self.n_centres, d), (d,), (d, d), one
+        proposal = (self.n_centres, d), (d,), (d, d), (d, d), one
         return (*points, *base, (4,), *proposal, one, (d,), (d, d))
 
 

@@ -476,7 +476,7 @@ def _first_proposal(base: Base, n: int) -> Proposal:
     which = rng.choice(len(base.weights), size=n, p=base.weights)
     z = rng.standard_normal((n, base.means.shape[1]))
     centres = base.means[which] + np.einsum("nij,nj->ni", factors[which], z)
-    return Proposal.around(centres, base.mean, _WIDER * base.cov, float(n))
+    return Proposal.around(centres, base.mean, _WIDER * base.cov, _WIDER * base.within, float(n))
 
 
 def _log_ratios(checks: tuple[Check, ...]) -> Floats:

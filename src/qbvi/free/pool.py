@@ -90,7 +90,8 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         mean = weights @ u
         cov = ((u - mean).T * weights) @ (u - mean)
         floor = _FLOOR * surface.base.within
-        proposal = Proposal.around(centres, mean, cov + floor, n_effective)
+        within = cov if len(surface.base.weights) == 1 else surface.base.updated(u, weights).within
+        proposal = Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
     u = proposal.draw(rng, rules.closing, rules)
     return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))
 

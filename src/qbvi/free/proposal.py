@@ -23,11 +23,15 @@ _RIDGE = 1e-10  # relative, keeps a covariance positive definite
 class Proposal(NamedTuple):
     """Kernels of one shape at centres (m, d), mixed with a Student-t around the mean.
 
+    The kernels have the shape of one mode, the Student-t that of all modes together. With modes far
+    apart, kernels of that shape would hardly have any mass in the modes.
+
     Examples
     --------
     >>> import numpy as np
     >>> rng = np.random.default_rng(1)
-    >>> proposal = Proposal.around(rng.standard_normal((100, 2)), np.zeros(2), np.eye(2), 100.0)
+    >>> centres = rng.standard_normal((100, 2))
+    >>> proposal = Proposal.around(centres, np.zeros(2), np.eye(2), np.eye(2), 100.0)
     >>> u = proposal.draw(rng, 20000, Integration())
     >>> weights = np.exp(-0.5 * (u**2).sum(axis=1) - proposal.log_prob(u, Integration()))
     >>> bool(abs(np.mean(weights) / (2 * np.pi) - 1) < 0.05)
@@ -36,20 +40,22 @@ class Proposal(NamedTuple):
 
     centres: Floats  # (m, d)
     mean: Floats  # (d,)
-    factor: Floats  # (d, d) Cholesky factor of the covariance
-    bandwidth: float  # scale of the kernels, relative to the factor
+    factor: Floats  # (d, d) Cholesky factor of the covariance ...
+    within: Floats  # ... and of that within one mode (d, d)
+    bandwidth: float  # scale of the kernels, relative to the covariance within one mode
 
     @classmethod
-    def around(cls, centres: Floats, mean: Floats, cov: Floats, n_effective: float) -> Proposal:
+    def around(cls, centres: Floats, mean: Floats, cov: Floats, within: Floats, n_effective: float) -> Proposal:
         """The proposal for a density that these centres (m, d) are draws of.
+
+        ``cov`` is the covariance of the density, and ``within`` that within one of its modes.
 
         The bandwidth is the normal reference rule (Silverman, 1986, section 4.3).
         """
         m, d = centres.shape
         n = min(max(n_effective, _FEWEST), m)
-        ridge = _RIDGE * np.diag(np.diagonal(cov))
-        factor = np.asarray(np.linalg.cholesky(cov + ridge), dtype=np.float64)
-        return cls(centres, mean, factor, float((4 / (d + 2) / n) ** (1 / (d + 4))))
+        bandwidth = float((4 / (d + 2) / n) ** (1 / (d + 4)))
+        return cls(centres, mean, _factor(cov), _factor(within), bandwidth)
 
     def draw(self, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
         """Independent draws: (n, d)."""
@@ -57,24 +63,35 @@ class Proposal(NamedTuple):
         is_wide = np.arange(n)[:, None] < rules.wide * n
         centre = np.where(is_wide, self.mean, self.centres[rng.integers(len(self.centres), size=n)])
         tail = np.sqrt(rules.wide_freedom / rng.chisquare(rules.wide_freedom, n))[:, None]
-        scale = np.where(is_wide, rules.wide_scale * tail, self.bandwidth)
-        return np.asarray(centre + scale * (rng.standard_normal((n, d)) @ self.factor.T))
+        z = rng.standard_normal((n, d))
+        wide, narrow = rules.wide_scale * tail * (z @ self.factor.T), self.bandwidth * (z @ self.within.T)
+        return np.asarray(centre + np.where(is_wide, wide, narrow))
 
     def log_prob(self, u: Floats, rules: Integration) -> Floats:
         """Log density at points u (n, d): (n,)."""
-        d, log_scale = len(self.mean), float(np.log(np.diagonal(self.factor)).sum())
-        z, c = self._whitened(u), self._whitened(self.centres)
-        exponents = -0.5 / self.bandwidth**2 * squared_distances(z, c)
+        d, mean = len(self.mean), self.mean
+        narrow, broad = self.bandwidth * self.within, rules.wide_scale * self.factor
+        exponents = -0.5 * squared_distances(_whitened(narrow, u - mean), _whitened(narrow, self.centres - mean))
         top = exponents.max(axis=1)
         kernels = top + np.log(np.mean(np.exp(exponents - top[:, None]), axis=1))
-        kernels -= 0.5 * d * math.log(2 * math.pi) + d * math.log(self.bandwidth) + log_scale
-        wide = _log_student(z / rules.wide_scale, rules.wide_freedom) - d * math.log(rules.wide_scale) - log_scale
+        kernels -= 0.5 * d * math.log(2 * math.pi) + _log_volume(narrow)
+        wide = _log_student(_whitened(broad, u - mean), rules.wide_freedom) - _log_volume(broad)
         return np.asarray(np.logaddexp(math.log1p(-rules.wide) + kernels, math.log(rules.wide) + wide))
 
-    def _whitened(self, u: Floats) -> Floats:
-        return np.asarray(
-            scipy.linalg.solve_triangular(self.factor, (u - self.mean).T, lower=True, check_finite=False).T
-        )
+
+def _factor(cov: Floats) -> Floats:
+    """Cholesky factor of a covariance (d, d)."""
+    ridge = _RIDGE * np.diag(np.diagonal(cov))
+    return np.asarray(np.linalg.cholesky(cov + ridge), dtype=np.float64)
+
+
+def _whitened(factor: Floats, apart: Floats) -> Floats:
+    """Differences (n, d) on the scale of a Cholesky factor (d, d)."""
+    return np.asarray(scipy.linalg.solve_triangular(factor, apart.T, lower=True, check_finite=False).T)
+
+
+def _log_volume(factor: Floats) -> float:
+    return float(np.log(np.diagonal(factor)).sum())
 
 
 def _log_student(z: Floats, freedom: float) -> Floats:

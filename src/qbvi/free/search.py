@@ -112,7 +112,7 @@ class Search:
     def worthy(self, state: SearchState) -> list[Mode]:
         """The modes that matter, in the order in which they were found."""
         best = max((mode.bound for mode in state.modes), default=0.0)
-        return [mode for mode in state.modes if mode.bound > best - self.rules.survey.worth]
+        return [mode for mode in state.modes if mode.bound >= best - self.rules.survey.worth]
 
     def _path(self, state: SearchState) -> Regression:
         """The method of the present path.
@@ -140,7 +140,8 @@ class Search:
     def _judged(self, family: Any, state: SearchState, values: Values, info: Info) -> SearchState:
         """End the path if it has arrived, or if it takes too long."""
         rule = self.rules.survey
-        if float(info.gap) < self.rules.rounds.begin or self._is_near(state, values):
+        is_there = float(info.gap) < self.rules.rounds.begin or self._is_near(state, values)
+        if is_there and math.isfinite(float(info.bound)):
             q, top = state.path.q, float(np.max(state.path.store.y))
             mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), top, state.n_path)
             near = rule.apart**2

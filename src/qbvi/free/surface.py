@@ -178,7 +178,7 @@ class Surface:
         z, y, d = self._data.z, self.points.y, self._data.z.shape[1]
         if len(z) < 2:
             return 0.0
-        squares = squared_distances(z[y > y.max() - d - 3], z)
+        squares = squared_distances(z[y >= y.max() - d - 3], z)
         to_nearest = np.partition(squares, 1, axis=1)[:, 1]  # the very nearest is the point itself
         return float(np.sqrt(np.quantile(to_nearest, _HIGH_QUANTILE)))
 
