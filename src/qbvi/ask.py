@@ -140,8 +140,8 @@ class Ask:
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         earlier = Earlier.of(evaluations, model)
         given |= {} if earlier is None else {"evaluations": earlier.digest}
-        if init is None and earlier is None:
-            algorithm = algorithm.looking_at(model, budget.max_evals)
+        if earlier is None:
+            algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None)
         self._run = Run(
             model=model,
             family=posterior,

@@ -278,8 +278,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     seed = resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
-    if is_auto and init is None and earlier is None and not _is_partial(batches):
-        algorithm = algorithm.looking_at(model, budget.max_evals)
+    if is_auto and earlier is None and not _is_partial(batches):
+        algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
         log_likelihood, batches = batches.bound_to(log_likelihood)

@@ -121,9 +121,10 @@ class Algorithm(ABC):
         """The method adapted to this model; most methods do not depend on it."""
         return self
 
-    def looking_at(self, model: Model, max_evals: int | None) -> Self:
-        """The method with permission to search the model's prior for a better start.
+    def looking_at(self, model: Model, max_evals: int | None, *, has_start: bool = False) -> Self:
+        """The method with permission to search the model's prior.
 
+        It may look there for a better start, unless it ``has_start``, and for other modes.
         ``max_evals`` is the budget of the fit. Most methods do not search: they begin at the start
         they are given.
         """

@@ -159,12 +159,13 @@ class Free(Algorithm):
         """As the first part."""
         return replace(self, first=self.first.for_model(model))
 
-    def looking_at(self, model: Model, max_evals: int | None) -> Self:
-        """The method that surveys this model's prior for other modes."""
+    def looking_at(self, model: Model, max_evals: int | None, *, has_start: bool = False) -> Self:
+        """The method that surveys this model's prior for other modes, also with a start."""
         first = self.first.looking_at(model, max_evals)
         # Every mode of a periodic parameter has copies, which are no other modes.
         is_periodic = bool(np.isfinite(model.periods).any())
-        return replace(self, first=first, prior=None if is_periodic else first.prior)
+        prior = None if is_periodic else first.prior
+        return replace(self, first=self.first if has_start else first, prior=prior)
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""

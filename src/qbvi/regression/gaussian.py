@@ -87,11 +87,13 @@ class Regression(RegressionMethod):
         """The method that knows how far out this model's prior makes sense."""
         return replace(self, reach=reach_of(model, self.rules.ladder))
 
-    def looking_at(self, model: Model, max_evals: int | None) -> Self:
+    def looking_at(self, model: Model, max_evals: int | None, *, has_start: bool = False) -> Self:
         """The method that searches this model's prior if the log joint is not log-concave.
 
-        It does so only with a budget of several times the longest look.
+        It does so only with a budget of several times the longest look, and without a start.
         """
+        if has_start:
+            return self
         is_affordable = max_evals is None or max_evals >= self.rules.look.least_budget(model.dim)
         return replace(self, prior=PriorScale.of(model)) if is_affordable else self
 
