@@ -40,7 +40,7 @@ FEWEST_RATIOS = 10
 # Nats that must be missing for k-hat to count. Below, the tail of the ratios is that of rounding
 # errors and small differences, and no probability is off by more than 0.16 (Pinsker).
 KHAT_NATS = 0.05
-_NOISE_ERRORS = 2.0  # standard errors by which missing nats must exceed zero if there is noise
+_NOISE_ERRORS = 3.0  # standard errors by which missing nats must exceed zero if there is noise
 _FEWEST = 25  # draws; with fewer, the tail that k-hat is fitted to has less than five ratios
 # Nats: ratios that differ by less are constant. Then q is the posterior and has no tail to fit.
 _CONSTANT = 1e-9

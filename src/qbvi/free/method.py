@@ -330,7 +330,7 @@ class Free(Algorithm):
     def _is_noisy(self, state: FreeState) -> bool:
         """Whether the function has so much noise that no surrogate of it pays."""
         is_searching = state.current is None and not self._search.is_exploring(state.search)
-        return is_searching and math.sqrt(state.search.path.noise or 0.0) > self.rules.rounds.most_noise
+        return is_searching and math.sqrt(state.search.path.most_noise) > self.rules.rounds.most_noise
 
     def _is_walled(self, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""

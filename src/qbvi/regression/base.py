@@ -272,7 +272,9 @@ class RegressionMethod(Algorithm):
         if is_repeated:
             repeats = state.repeats or Repeats.none(family.dim)
             state = state._replace(repeats=repeats.add(theta[:n], y[:n], y[-n:], self.rules.noise))
-        state = state._replace(noise=self._noise_now(family, state, known))
+        noise = self._noise_now(family, state, known)
+        limit = noise if np.any(known > 0) or not noise else self._noise_limit(family, state, noise)
+        state = state._replace(noise=noise, most_noise=limit)
         if is_first:
             most = max(state.most, self.rules.effort.noisy_points) if state.noise else state.most
             state = state._replace(most=most)
@@ -304,6 +306,15 @@ class RegressionMethod(Algorithm):
         """Repeated points where draws from q usually are."""
         squares = np.sum(family.coordinates(family.defensive(q), repeats.theta) ** 2, axis=1)
         return int(np.sum(squares < self.rules.weighting.usual_square(family.n_whitened)))
+
+    def _noise_limit(self, family: Family, state: RegressionState, noise: float) -> float:
+        """Upper confidence limit of the noise variance at q; a law is not extrapolated to zero."""
+        rule = self.rules.noise
+        if state.repeats is None:
+            return noise
+        n_near = self._n_near(family, state.q, state.repeats)
+        far = float(np.mean(state.repeats.variance)) if n_near < rule.repeated else 0.0
+        return rule.upper_limit(max(noise, far), n_near)
 
     def _noise_now(self, family: Family, state: RegressionState, known: Floats) -> float:
         """Noise variance at q: what the function returns, or what repeated points imply."""

@@ -71,8 +71,10 @@ class NoiseLaw(NamedTuple):
 def law_around(family: Family, q: Floats, repeats: Repeats, rule: NoiseCheck) -> NoiseLaw:
     """The law that fits the repeated points best, around q.
 
-    The squared differences are chi-squared with one degree of freedom. The power has a weak prior
-    at zero, so that points in one place imply the same noise everywhere.
+    The squared differences are chi-squared with one degree of freedom. No law holds everywhere, so
+    points near q have more weight for the level: it is a weighted mean, given the power. The power
+    has the highest likelihood, with a weak prior at zero, so that points in one place imply the
+    same noise everywhere.
 
     Examples
     --------
@@ -87,10 +89,13 @@ def law_around(family: Family, q: Floats, repeats: Repeats, rule: NoiseCheck) ->
     squares = np.sum(family.coordinates(q, repeats.theta) ** 2, axis=1)
     growth = _log_growth(squares, family.n_whitened)
     powers = np.arange(0.0, rule.steepest + rule.power_step / 2, rule.power_step)
-    levels = np.mean(repeats.variance * np.exp(-np.outer(powers, growth)), axis=1)
-    with np.errstate(divide="ignore"):
-        deviance = len(growth) * np.log(levels) + powers * np.sum(growth) + (powers / rule.power_width) ** 2
-    best = int(np.argmin(deviance))
+    relative = repeats.variance * np.exp(-np.outer(powers, growth))
+    levels = np.average(relative, axis=1, weights=np.exp(-rule.near_power * growth))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviance = np.sum(np.log(levels)[:, None] + np.outer(powers, growth) + relative / levels[:, None], axis=1)
+        best = int(np.nanargmin(np.append(deviance + (powers / rule.power_width) ** 2, np.inf)))
+    if best == len(powers):  # all differences are zero
+        return NoiseLaw(0.0, 0.0, family.n_whitened)
     return NoiseLaw(float(levels[best]), float(powers[best]), family.n_whitened)
 
 

@@ -40,6 +40,7 @@ class RegressionState(NamedTuple):
     ladder: Ladder | None = None  # the last search over orders of magnitude, where there was one
     n_limited: int = 0  # consecutive steps that a rule limited
     repeats: Repeats | None = None  # points that were evaluated twice
+    most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
 
 

@@ -286,13 +286,16 @@ class NoiseCheck:
     steepest: float = 3.0  # largest power of the law of the noise (`qbvi.regression.noise`) ...
     power_step: float = 0.25  # ... the step of a search over powers ...
     power_width: float = 1.5  # ... and the standard deviation of their prior
+    near_power: float = 2.0  # power by which the weight of a repeated point falls with its distance
     # Noise alone leaves a gap that falls as one over the draws. A fit stops at the gap that remains
     # after so many evaluations for each dimension and two more ...
-    evals: int = 100
-    tol: float = 0.01  # ... with this tolerance; a smaller one takes more
+    evals: int = 50
+    tol: float = 0.01  # ... with this tolerance; a smaller one takes more ...
+    most_nats: float = 0.25  # ... but never at more nats than this
     # One of so many fresh draws from the result is evaluated twice, if the noise is above ...
     fresh: int = 4
     little: float = 0.2  # ... this standard deviation: half its variance is 0.02 nats of evidence
+    chance: float = 0.1  # that the noise is above its upper limit
     most_growth: float = 1e8  # largest noise variance of a point, relative to that at q
     rounding: float = 4e-16  # relative error of a value without noise: two units in the last place
     rounding_margin: float = 16.0  # multiple of this error up to which a difference is rounding
@@ -308,15 +311,27 @@ class NoiseCheck:
         """Repeated points that are wanted near q, an even number."""
         return max(self.repeated, 2 * int(n_effective / (2 * self.draws)))
 
+    def upper_limit(self, variance: float, n: int) -> float:
+        """Confidence limit of a variance that n squared differences estimate.
+
+        Examples
+        --------
+        >>> round(NoiseCheck().upper_limit(1.0, 4), 1), round(NoiseCheck().upper_limit(1.0, 100), 1)
+        (3.8, 1.2)
+        """
+        n = max(n, self.repeated)
+        return variance * n / (2 * float(scipy.special.gammaincinv(n / 2, self.chance)))
+
     def finest(self, variance: float, size: int, d: int, tol: float) -> float:
         """Nats that noise of this variance alone leaves a family with ``size`` parameters.
 
         Examples
         --------
         >>> round(NoiseCheck().finest(9.0, size=5, d=2, tol=0.01), 3)
-        0.056
+        0.112
         """
-        return 0.5 * variance * size / (self.evals * (d + 2) * max(1.0, self.tol / tol))
+        evals = self.evals * (d + 2) * max(1.0, self.tol / tol)
+        return min(0.5 * variance * size / evals, self.most_nats)
 
 
 @dataclass(frozen=True)
