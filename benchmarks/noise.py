@@ -65,9 +65,11 @@ def bound(problem: Problem, mean: Floats, cov: Floats) -> tuple[float, float]:
 
 
 def best(problem: Problem) -> tuple[Floats, Floats]:
-    """The Gaussian of highest bound, by fixed-point iterations of the exact natural gradient on quasi-random nodes."""
-    exact = lambda x: problem.mean(np.asarray(x)[None])[0]  # noqa: E731
-    fit = qbvi.fit(exact, qbvi.Normal(0, problem.prior, shape=problem.d), family="full", seed=1, max_evals=20_000, tol=1e-4)
+    """The Gaussian of highest bound, by a fit of the exact function with a small tolerance."""
+    exact = lambda x: problem.mean(np.asarray(x)[None])[0]
+    fit = qbvi.fit(
+        exact, qbvi.Normal(0, problem.prior, shape=problem.d), family="full", seed=1, max_evals=20_000, tol=1e-4
+    )
     return fit.unconstrained
 
 
@@ -95,8 +97,11 @@ def with_noise(
 ) -> Callable[[Floats, np.random.Generator], Any]:
     """Normal noise with standard deviation ``least + slope * depth``, the depth below the mode."""
     d = next(d for d in range(1, 20) if _takes(mean, d))
-    top = -float(scipy.optimize.minimize(lambda x: -mean(x[None])[0], np.zeros(d), method="Nelder-Mead",
-                                         options={"maxiter": 20_000, "fatol": 1e-6}).fun)
+    top = -float(
+        scipy.optimize.minimize(
+            lambda x: -mean(x[None])[0], np.zeros(d), method="Nelder-Mead", options={"maxiter": 20_000, "fatol": 1e-6}
+        ).fun
+    )
 
     def noisy(x: Floats, rng: np.random.Generator) -> Any:
         value = float(mean(np.asarray(x)[None])[0])
@@ -170,7 +175,13 @@ def problems() -> list[Problem]:
         ("B", 1, 1, 0), ("B", 6, 3, 0), ("B", 4, 0.5, 0), ("B", 3, 0.5, 0.1),
     ]:  # fmt: skip
         add(f"gaussian-{least:g}{'+' if slope else ''}", half, d, gaussian(d), with_noise(gaussian(d), least, slope))
-    for half, d, least, slope in [("A", 2, 1, 0), ("A", 3, 0.5, 0.1), ("B", 4, 0.5, 0), ("B", 5, 0.5, 0.1), ("B", 2, 3, 0)]:
+    for half, d, least, slope in [
+        ("A", 2, 1, 0),
+        ("A", 3, 0.5, 0.1),
+        ("B", 4, 0.5, 0),
+        ("B", 5, 0.5, 0.1),
+        ("B", 2, 3, 0),
+    ]:
         add(f"skewed-{least:g}{'+' if slope else ''}", half, d, skewed(d), with_noise(skewed(d), least, slope))
     add("told-0.3+", "A", 4, gaussian(4), with_noise(gaussian(4), 0.3, 0.1, says=True))
     add("told-1+", "B", 3, skewed(3), with_noise(skewed(3), 1, 0.05, says=True))
@@ -179,13 +190,27 @@ def problems() -> list[Problem]:
         add(f"synthetic-{n}{'-told' if says else ''}", half, d, model.mean, model.noisy)
     for half, d, least, slope in [("A", 3, 1, 0), ("B", 4, 0.5, 0.1)]:
         rest: dict[str, Any] = {"options": {"method": "regression"}}
-        add(f"regression-{least:g}{'+' if slope else ''}", half, d, skewed(d), with_noise(skewed(d), least, slope), **rest)
+        add(
+            f"regression-{least:g}{'+' if slope else ''}",
+            half,
+            d,
+            skewed(d),
+            with_noise(skewed(d), least, slope),
+            **rest,
+        )
     for half, d, least, slope, says in [("A", 3, 1, 0, False), ("B", 3, 0.5, 0.1, False), ("A", 4, 0.3, 0.1, True)]:
         name = f"ridge-{least:g}{'+' if slope else ''}{'-told' if says else ''}"
         add(name, half, d, gaussian(d), with_noise(gaussian(d), least, slope, says), options={"method": "ridge"})
     for half, d, least, slope in [("A", 3, 1, 0), ("B", 2, 0.5, 0.1)]:
         rest = {"options": {"family": "diagonal", "method": "mean-field"}}
-        add(f"product-{least:g}{'+' if slope else ''}", half, d, gaussian(d), with_noise(gaussian(d), least, slope), **rest)
+        add(
+            f"product-{least:g}{'+' if slope else ''}",
+            half,
+            d,
+            gaussian(d),
+            with_noise(gaussian(d), least, slope),
+            **rest,
+        )
     return made
 
 
@@ -193,7 +218,10 @@ def run(problem: Problem, seed: int) -> dict[str, Any]:
     """One fit and its figures."""
     rng = np.random.default_rng([seed, problem.d, zlib.crc32(problem.name.encode())])
     start = time.perf_counter()
-    prior, options = qbvi.Normal(0, problem.prior, shape=problem.d), {"max_evals": 1000 * (problem.d + 2), **problem.options}
+    prior, options = (
+        qbvi.Normal(0, problem.prior, shape=problem.d),
+        {"max_evals": 1000 * (problem.d + 2), **problem.options},
+    )
     fit = qbvi.fit(lambda x: problem.noisy(x, rng), prior, seed=seed, **options)
     seconds = time.perf_counter() - start
     mean, cov = (np.asarray(part) for part in fit.unconstrained)
@@ -231,7 +259,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
-    print("problem              d seed evals /(d+2) conv     gap  pred. | bound err (z)    | evidence err +- se  | missing true  | khat")
+    print(
+        "problem              d seed evals /(d+2) conv     gap  pred. | bound err (z)    | evidence err +- se  | missing true  | khat"
+    )
     for problem in problems():
         if arguments.half not in ("", problem.half) or arguments.only not in problem.name:
             continue

@@ -143,7 +143,7 @@ class RegressionMethod(Algorithm):
     def repeated_draws(self, state: RegressionState, n: int) -> int:
         """A part of them if the function has much noise, and does not return it."""
         rule = self.rules.noise
-        is_worth = not _is_returned(state) and math.sqrt(state.noise or 0.0) > rule.little
+        is_worth = not _is_returned(state) and math.sqrt(state.most_noise) > rule.little
         return n // rule.fresh if is_worth else 0
 
     def noise_at(
@@ -160,7 +160,7 @@ class RegressionMethod(Algorithm):
         reference = family.defensive(q)
         law = law_around(family, reference, repeats, rule)
         squares = np.sum(family.coordinates(reference, theta) ** 2, axis=1)
-        return Noise(law.at(squares), math.sqrt(2 / max(self._n_near(family, q, repeats), 1)))
+        return Noise(law.at(squares), rule.relative_error(self._n_near(family, q, repeats)))
 
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""

@@ -44,8 +44,8 @@ class Repeats(NamedTuple):
         Examples
         --------
         >>> import numpy as np
-        >>> seen = Repeats.none(1).add(np.zeros((2, 1)), np.array([1.0, 5.0]), np.array([3.0, 5.0]), NoiseCheck())
-        >>> seen.variance
+        >>> first, second = np.array([1.0, 5.0]), np.array([3.0, 5.0])
+        >>> Repeats.none(1).add(np.zeros((2, 1)), first, second, NoiseCheck()).variance
         array([2., 0.])
         """
         both = np.isfinite(first) & np.isfinite(second)
@@ -54,6 +54,23 @@ class Repeats(NamedTuple):
         is_noisy = bool(np.any(np.abs(difference) > rounding))
         variance = difference**2 / 2 if is_noisy else np.zeros(len(difference))
         return Repeats(np.concatenate([self.theta, theta[both]]), np.concatenate([self.variance, variance]))
+
+    @classmethod
+    def among(cls, theta: Floats, values: Floats, rule: NoiseCheck) -> Repeats:
+        """The points (n, d) that occur twice, with their values (n,).
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> theta, values = np.array([[0.0], [1.0], [0.0]]), np.array([1.0, 7.0, 3.0])
+        >>> Repeats.among(theta, values, NoiseCheck())
+        Repeats(theta=array([[0.]]), variance=array([2.]))
+        """
+        _, group = np.unique(theta, axis=0, return_inverse=True)
+        order = np.argsort(group.ravel(), kind="stable")
+        same = np.flatnonzero(np.diff(group.ravel()[order]) == 0)
+        first, second = order[same], order[same + 1]
+        return cls.none(theta.shape[1]).add(theta[first], values[first], values[second], rule)
 
 
 class NoiseLaw(NamedTuple):
@@ -86,16 +103,15 @@ def law_around(family: Family, q: Floats, repeats: Repeats, rule: NoiseCheck) ->
     >>> law.power, bool(0.5 < law.level < 2)
     (2.0, True)
     """
+    if not np.any(repeats.variance > 0):
+        return NoiseLaw(0.0, 0.0, family.n_whitened)
     squares = np.sum(family.coordinates(q, repeats.theta) ** 2, axis=1)
     growth = _log_growth(squares, family.n_whitened)
     powers = np.arange(0.0, rule.steepest + rule.power_step / 2, rule.power_step)
     relative = repeats.variance * np.exp(-np.outer(powers, growth))
     levels = np.average(relative, axis=1, weights=np.exp(-rule.near_power * growth))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        deviance = np.sum(np.log(levels)[:, None] + np.outer(powers, growth) + relative / levels[:, None], axis=1)
-        best = int(np.nanargmin(np.append(deviance + (powers / rule.power_width) ** 2, np.inf)))
-    if best == len(powers):  # all differences are zero
-        return NoiseLaw(0.0, 0.0, family.n_whitened)
+    deviance = np.sum(np.log(levels)[:, None] + np.outer(powers, growth) + relative / levels[:, None], axis=1)
+    best = int(np.argmin(deviance + (powers / rule.power_width) ** 2))
     return NoiseLaw(float(levels[best]), float(powers[best]), family.n_whitened)
 
 

@@ -78,9 +78,7 @@ def regress(
     return Regressed(regression, variances, rows, chosen.weights[order], pair)
 
 
-def _relative_variances(
-    family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules
-) -> Floats:
+def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules) -> Floats:
     """Variance of each point's error, relative to that of a draw from q (n,).
 
     The error has two parts:

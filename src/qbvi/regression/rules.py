@@ -148,7 +148,8 @@ class TrustRegion:
         Examples
         --------
         >>> import numpy as np
-        >>> TrustRegion().supported(np.array([[-3.0]]), 0.4), TrustRegion().supported(np.array([[-3.0]]), 2.0)
+        >>> C, rule = np.array([[-3.0]]), TrustRegion()
+        >>> rule.supported(C, 0.4), rule.supported(C, 2.0)
         (array([[-3.]]), array([[0.]]))
         """
         xp, d = array_namespace(C), C.shape[0]
@@ -323,6 +324,18 @@ class NoiseCheck:
         """
         n = max(n, self.repeated)
         return variance * n / (2 * float(scipy.special.gammaincinv(n / 2, self.chance)))
+
+    def relative_error(self, n: int) -> float:
+        """Standard error upward of a variance that n squared differences estimate, relative to it.
+
+        It is larger than the one downward, because the distribution is skewed.
+
+        Examples
+        --------
+        >>> round(NoiseCheck().relative_error(4), 1), round(NoiseCheck().relative_error(100), 2)
+        (2.2, 0.17)
+        """
+        return (self.upper_limit(1.0, n) - 1) / -float(scipy.special.ndtri(self.chance))
 
     def finest(self, variance: float, size: int, d: int, tol: float) -> float:
         """Nats that noise of this variance alone leaves a family with ``size`` parameters.
