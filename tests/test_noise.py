@@ -65,7 +65,9 @@ def test_a_high_point_counts_only_where_its_own_noise_does_not_explain_it():
     family, z = Gaussian(1), np.random.default_rng(1).standard_normal((100, 1))
     q = family.start(np.zeros(1), np.ones(1))
     log_joint = -0.5 * z[:, 0] ** 2
-    look = Look(family, q, np.zeros((1, 100)), 0.0, (z, Values(log_joint, log_joint, np.ones(100, bool), np.zeros(100))))
+    look = Look(
+        family, q, np.zeros((1, 100)), 0.0, (z, Values(log_joint, log_joint, np.ones(100, bool), np.zeros(100)))
+    )
     points = np.array([[0.0], [20.0]])
     for noise, is_kept in [(np.array([0.0, 100.0]), True), (np.array([100.0, 0.0]), False)]:
         assert (Verdict().on_points(SETTLED, look, points, np.array([0.0, 3.0]), noise) == SETTLED) is is_kept

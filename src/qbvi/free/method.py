@@ -472,7 +472,8 @@ class Free(Algorithm):
         if len(rows) > self.rules.rounds.most_points:
             rows = np.sort(rows[np.argsort(-state.y[rows], kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
-        noise = np.maximum(state.noise[rows], path.noise or 0.0)
+        implied = self.first.noise_at(Gaussian(state.theta.shape[1]), path, path.q, state.theta[rows]).variance
+        noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
         return Points(state.theta[rows], state.y[rows], noise, state.theta[np.isneginf(state.y)])
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:
