@@ -183,11 +183,11 @@ def problems() -> list[Problem]:
         ("B", 2, 3, 0),
     ]:
         add(f"skewed-{least:g}{'+' if slope else ''}", half, d, skewed(d), with_noise(skewed(d), least, slope))
-    add("told-0.3+", "A", 4, gaussian(4), with_noise(gaussian(4), 0.3, 0.1, says=True))
-    add("told-1+", "B", 3, skewed(3), with_noise(skewed(3), 1, 0.05, says=True))
+    add("returned-0.3+", "A", 4, gaussian(4), with_noise(gaussian(4), 0.3, 0.1, says=True))
+    add("returned-1+", "B", 3, skewed(3), with_noise(skewed(3), 1, 0.05, says=True))
     for half, d, n, says in [("A", 2, 100, False), ("B", 4, 50, False), ("A", 3, 50, True), ("B", 3, 200, False)]:
         model = Synthetic(d, n, says)
-        add(f"synthetic-{n}{'-told' if says else ''}", half, d, model.mean, model.noisy)
+        add(f"synthetic-{n}{'-returned' if says else ''}", half, d, model.mean, model.noisy)
     for half, d, least, slope in [("A", 3, 1, 0), ("B", 4, 0.5, 0.1)]:
         rest: dict[str, Any] = {"options": {"method": "regression"}}
         add(
@@ -199,7 +199,7 @@ def problems() -> list[Problem]:
             **rest,
         )
     for half, d, least, slope, says in [("A", 3, 1, 0, False), ("B", 3, 0.5, 0.1, False), ("A", 4, 0.3, 0.1, True)]:
-        name = f"ridge-{least:g}{'+' if slope else ''}{'-told' if says else ''}"
+        name = f"ridge-{least:g}{'+' if slope else ''}{'-returned' if says else ''}"
         add(name, half, d, gaussian(d), with_noise(gaussian(d), least, slope, says), options={"method": "ridge"})
     for half, d, least, slope in [("A", 3, 1, 0), ("B", 2, 0.5, 0.1)]:
         rest = {"options": {"family": "diagonal", "method": "mean-field"}}
