@@ -11,12 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import whole_number
-from qbvi.diagnostics import KHAT_LIMIT, pareto_khat
+from qbvi.diagnostics import KHAT_LIMIT, Judged, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluations import Evaluations, Record
+from qbvi.families import Family
+from qbvi.noise import Figures, Noise
+from qbvi.regression.noise import Repeats, law_around
+from qbvi.regression.rules import NoiseCheck, Weighting
 from qbvi.report import Report
 from qbvi.results import Fit
 from qbvi.verdict import Verdict
@@ -64,14 +68,17 @@ class Ratios(NamedTuple):
     """Log importance ratios at draws from q."""
 
     h: Floats  # (n,) where the posterior is not zero
-    noise: Floats  # (n,) variances of the noise
+    noise: Noise  # at these draws
     zero: float  # share of the draws at which the posterior is zero
 
     @classmethod
-    def of(cls, h: Floats, noise: Floats) -> Ratios:
-        """Draws with NaN, at which the function failed, are left out."""
+    def of(cls, h: Floats, noise: Floats, error: float = 0.0) -> Ratios:
+        """Draws with NaN, at which the function failed, are left out.
+
+        ``noise`` are the variances of the noise (n,), with a relative error.
+        """
         known, finite = ~np.isnan(h), np.isfinite(h)
-        return cls(h[finite], noise[finite], float(1 - finite.sum() / max(known.sum(), 1)))
+        return cls(h[finite], Noise(noise[finite], error), float(1 - finite.sum() / max(known.sum(), 1)))
 
     def figures(self) -> dict[str, Any]:
         r"""Bound, evidence, missing nats and k-hat, by their names in a report.
@@ -83,27 +90,35 @@ class Ratios(NamedTuple):
         The divergence is that of q without the region where the posterior is zero.
         """
         h, n, allowed = self.h, len(self.h), math.log1p(-self.zero)
-        log_ratios = h - self.noise / 2  # Gaussian noise of this variance raises the mean of exp(h)
-        ratios = np.exp(log_ratios - log_ratios.max())
-        ratios /= ratios.mean()
-        gain = float(log_ratios.max() + np.log(np.mean(np.exp(log_ratios - log_ratios.max()))))
-        missing = gain - float(h.mean())
-        khat = -math.inf if missing < _NEGLIGIBLE else pareto_khat(log_ratios)[0]
-        errors = {
-            "evidence_se": math.sqrt(float(ratios.var(ddof=1)) / n + self.zero / n),
-            "missing_se": float((ratios - h).std(ddof=1)) / math.sqrt(n),
-        }
+        found, khat = self._of_noise() if self.noise.mean else self._exact()
         if khat > KHAT_LIMIT:  # the largest ratios are still to come
-            errors = dict.fromkeys(errors, math.inf)
+            found = found._replace(evidence_se=math.inf, missing_se=math.inf)
         return {
             "elbo": float(h.mean()) + allowed,
             "elbo_se": float(h.std(ddof=1)) / math.sqrt(n),
-            "evidence": gain + allowed,
-            "missing": missing,
+            "evidence": found.evidence + allowed,
+            "evidence_se": math.hypot(found.evidence_se, math.sqrt(self.zero / n)),
+            "missing": found.missing,
+            "missing_se": found.missing_se,
             "khat": khat,
             "khat_draws": n,
-            **errors,
         }
+
+    def _exact(self) -> tuple[Figures, float]:
+        """Figures and k-hat of a function without noise."""
+        h, root = self.h, math.sqrt(len(self.h))
+        ratios = np.exp(h - h.max())
+        gain = float(h.max() + np.log(np.mean(ratios)))
+        ratios /= ratios.mean()
+        missing = gain - float(h.mean())
+        khat = -math.inf if missing < _NEGLIGIBLE else pareto_khat(h)[0]
+        errors = float(ratios.std(ddof=1)) / root, float((ratios - h).std(ddof=1)) / root
+        return Figures(gain, errors[0], missing, errors[1]), khat
+
+    def _of_noise(self) -> tuple[Figures, float]:
+        """Figures and k-hat of a noisy function."""
+        judged = Judged.by(self.h, self.noise)
+        return judged.figures, judged.khat
 
 
 def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | None = None) -> Fit:
@@ -126,11 +141,30 @@ def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | No
         failures=(*fit.failures, *box.failures),
     )
     checked = replace(fit, report=report)
-    ratios = Ratios.of(*checked.log_ratios)
+    h, noise = checked.log_ratios
+    ratios = Ratios.of(h, *_noise(checked, noise))
     if len(ratios.h) < 2:
         msg = f"`n` must be larger: of {n} draws from this posterior {len(ratios.h)} had a finite value"
         raise ValueError(msg)
     return replace(checked, report=_judged(replace(report, **ratios.figures()), ratios))
+
+
+def _noise(fit: Fit, returned: Floats) -> tuple[Floats, float]:
+    """Variances of the noise at the draws of the check (n,), and their relative error.
+
+    They are what the function returns, or what the points imply that the fit evaluated twice.
+    """
+    table, family, rule = fit.evaluations, fit.family, NoiseCheck()
+    if np.any(returned > 0) or table is None or not isinstance(family, Family):
+        return returned, 0.0
+    own = table[np.isin(table.stage, ("step", "fresh"))]
+    assert own.unconstrained is not None
+    repeats = Repeats.among(own.unconstrained, own.values, rule)
+    squares = np.sum(family.coordinates(fit.q, repeats.theta) ** 2, axis=1)
+    n_near = int(np.sum(squares < Weighting().usual_square(family.n_whitened)))
+    law = law_around(family, fit.q, repeats, rule)
+    u = table[table.stage == "posterior"].unconstrained
+    return law.at(np.sum(family.coordinates(fit.q, u) ** 2, axis=1)), rule.relative_error(n_near)
 
 
 def _stream(fit: Fit) -> np.random.Generator:
@@ -154,7 +188,9 @@ def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]
 
 def _judged(report: Report, ratios: Ratios) -> Report:
     """Take a convergence back if the draws contradict it."""
-    stop = Verdict().on_ratios(Stop(report.stop_kind, report.stop_reason), ratios.h, report.khat, report.missing)
+    judged = Judged.by(ratios.h, ratios.noise) if ratios.noise.mean else None
+    h, missing = (ratios.h, report.missing) if judged is None else (judged.ratios, judged.proven)
+    stop = Verdict().on_ratios(Stop(report.stop_kind, report.stop_reason), h, report.khat, missing)
     if stop.kind is StopKind.MISSING and report.missing - _ERRORS * report.missing_se > _MOST_MISSING:
         stop = stop.but(StopKind.CHECKED, nats=report.missing)
     note = f"bound, evidence, missing nats and k-hat are from a check with {len(ratios.h):,} draws"

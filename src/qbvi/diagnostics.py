@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.noise import Figures, Noise
 from qbvi.pareto import TAIL, pareto_smoothed, tail_size
 
 __all__ = [
+    "Judged",
     "Khat",
     "change_with_order",
     "effective_draws",
@@ -37,6 +40,7 @@ FEWEST_RATIOS = 10
 # Nats that must be missing for k-hat to count. Below, the tail of the ratios is that of rounding
 # errors and small differences, and no probability is off by more than 0.16 (Pinsker).
 KHAT_NATS = 0.05
+_NOISE_ERRORS = 3.0  # standard errors by which missing nats must exceed zero if there is noise
 _FEWEST = 25  # draws; with fewer, the tail that k-hat is fitted to has less than five ratios
 # Nats: ratios that differ by less are constant. Then q is the posterior and has no tail to fit.
 _CONSTANT = 1e-9
@@ -129,12 +133,11 @@ def effective_draws(h: NDArray[np.float64]) -> float:
     return float(ratios.sum() ** 2 / np.sum(ratios**2))
 
 
-def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tuple[float, float]:
+def log_evidence(h: NDArray[np.float64], khat: float) -> tuple[float, float]:
     """Log evidence by importance sampling from draws of q, and its standard error.
 
-    ``h = log p(y, theta) - log q(theta)`` (n,). Normal noise of variance ``noise`` in h raises the
-    mean of exp(h), which is corrected. The error is infinite if k-hat is above its limit, or if one
-    ratio outweighs all others: the largest ratios are then still to come.
+    ``h = log p(y, theta) - log q(theta)`` (n,). The error is infinite if k-hat is above its limit,
+    or if one ratio outweighs all others: the largest ratios are then still to come.
 
     Examples
     --------
@@ -146,10 +149,53 @@ def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tup
     if not finite.size:
         return float("nan"), float("nan")
     ratios = np.exp(finite - finite.max())
-    value = float(finite.max() + np.log(ratios.sum() / h.size)) - noise / 2
+    value = float(finite.max() + np.log(ratios.sum() / h.size))
     error = float(ratios.std(ddof=1) / (ratios.mean() * np.sqrt(finite.size))) if finite.size > 1 else np.inf
     is_open = khat > KHAT_LIMIT or (finite.size >= FEWEST_RATIOS and effective_draws(finite) < FEWEST_EFFECTIVE)
     return value, float("inf") if is_open else error
+
+
+class Judged(NamedTuple):
+    """What log importance ratios say about q, after the noise of the function is removed."""
+
+    khat: float
+    notes: tuple[str, ...]
+    figures: Figures
+    ratios: NDArray[np.float64]  # (n,) logarithms, without the variance of the noise
+    proven: float  # nats that are missing for certain
+
+    @classmethod
+    def by(cls, h: NDArray[np.float64], noise: Noise) -> Judged:
+        """Judge log ratios h (n,) at draws from q.
+
+        Examples
+        --------
+        A right posterior, and a function with noise of six nats:
+
+        >>> import numpy as np
+        >>> h = -3.0 + 6.0 * np.random.default_rng(1).standard_normal(100)
+        >>> found = Judged.by(h, Noise(np.full(100, 36.0), error=0.2))
+        >>> np.isnan(found.khat), found.proven, found.notes
+        (True, 0.0, ('k-hat is not known: noise hides the shape of the importance ratios',))
+        """
+        if not noise.mean or h.size < 2:
+            khat, notes = pareto_khat(h)
+            evidence, se = log_evidence(h, khat)
+            missing = evidence - float(h.mean())
+            return cls(khat, notes, Figures(evidence, se, missing, se), h, missing)
+        figures, ratios = noise.figures(h), noise.removed(h)
+        hidden = float("nan"), ("k-hat is not known: noise hides the shape of the importance ratios",)
+        khat, notes = hidden if noise.dominates(h) else pareto_khat(ratios)
+        proven = max(0.0, figures.missing - _NOISE_ERRORS * figures.missing_se)
+        if khat > KHAT_LIMIT:
+            figures = figures._replace(evidence_se=float("inf"), missing_se=float("inf"))
+        return cls(khat, notes, figures, ratios, proven)
+
+    @classmethod
+    def unknown(cls, h: NDArray[np.float64]) -> Judged:
+        """Residuals of mini-batches say nothing about q."""
+        nothing = float("nan")
+        return cls(nothing, ("k-hat is not computed from mini-batches",), Figures(*4 * (nothing,)), h[0], nothing)
 
 
 def khat_error(khat: float, n: int) -> float:

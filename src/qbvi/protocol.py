@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, Self
 from qbvi.arrays import Array
 from qbvi.families.base import Density, Family
 from qbvi.model import Model
+from qbvi.noise import NO_NOISE, Noise
 
-__all__ = ["Algorithm", "Found", "Info", "Known", "Outcome", "Part", "Values"]
+__all__ = ["Algorithm", "Found", "Info", "Known", "Outcome", "Part", "Twice", "Values"]
 
 
 class Values(NamedTuple):
@@ -20,6 +21,14 @@ class Values(NamedTuple):
     ok: Array  # (n,) False where the function failed and another value stands in
     noise_sd: Array  # (n,) standard deviation of the function's noise; zero if unknown
     zero: Array | None = None  # (n,) where the likelihood is zero; None if that is not known
+
+
+class Twice(NamedTuple):
+    """Points that were evaluated twice."""
+
+    theta: Array  # (m, d)
+    first: Array  # (m,) log joint
+    second: Array  # (m,) the same from the other call
 
 
 class Info(NamedTuple):
@@ -90,6 +99,10 @@ class Algorithm(ABC):
     def stop(self) -> Any:
         """Stopping rules; the first that applies ends the fit."""
 
+    def stop_at(self, state: Any) -> Any:
+        """Stopping rules in this state: some depend on what the method has found out."""
+        return self.stop
+
     @property
     @abstractmethod
     def window(self) -> int:
@@ -157,9 +170,13 @@ class Algorithm(ABC):
         """Sentences for the user, such as that the function is noisy."""
         return ()
 
-    def noise_variance(self, state: Any) -> float:
-        """Variance of the function's noise, as far as the method has found it out."""
-        return 0.0
+    def repeated_draws(self, state: Any, n: int) -> int:
+        """How many of n fresh draws to evaluate twice, to tell noise from misfit."""
+        return 0
+
+    def noise_at(self, family: Any, state: Any, q: Array, theta: Array, again: Twice | None = None) -> Noise:
+        """The function's noise at points near q (n, d), as far as the method has found it out."""
+        return NO_NOISE
 
     def outcome(self, family: Any, state: Any) -> Outcome | None:
         """The posterior of a method that checks itself.

@@ -17,7 +17,7 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import log_evidence, pareto_khat
+from qbvi.diagnostics import Judged
 from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
@@ -25,9 +25,10 @@ from qbvi.evaluate.deadlines import is_over
 from qbvi.evaluations import Record
 from qbvi.families import Family
 from qbvi.model import Model
+from qbvi.noise import NO_NOISE, Noise
 from qbvi.paths import Start
 from qbvi.progress import Progress
-from qbvi.protocol import Algorithm, Outcome, Values
+from qbvi.protocol import Algorithm, Outcome, Twice, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
@@ -499,7 +500,7 @@ class Run:
 
     @property
     def _rules(self) -> tuple[Rule, ...]:
-        return (*self.algorithm.stop, self.budget)
+        return (*self.algorithm.stop_at(self._state), self.budget)
 
     def _stop(self) -> Stop | None:
         return next((stop for stop in (rule(self._history) for rule in self._rules) if stop), None)
@@ -567,7 +568,22 @@ class Run:
         share = self._since(before[0]).failures / made
         fewest = min(map(len, h))
         groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
-        return Look(self.family, q, groups, share, (theta, values) if made == n == size else None)
+        is_one = made == n == size
+        noise = (yield from self._noise_at(q, theta, values)) if parts == 1 else NO_NOISE
+        return Look(self.family, q, groups, share, (theta, values) if is_one else None, noise)
+
+    def _noise_at(self, q: Array, theta: Array, values: Values) -> Generator[Request, Evaluated, Noise]:
+        """The function's noise at fresh draws; a noisy one is called again at some of them."""
+        returned, ok = to_numpy(values.noise_sd) ** 2, is_ok(values)
+        if np.any(returned > 0):
+            return Noise(returned[ok])
+        m, again = int(min(self.algorithm.repeated_draws(self._state, len(theta)), self._left())), None
+        if m:
+            repeated, second = yield from self._values(theta[:m], self._engine.fresh, "fresh")
+            if len(repeated) == m:  # otherwise the time was over
+                again = Twice(theta[:m], *(_log_joint(part)[:m] for part in (values, second)))
+        noise = self.algorithm.noise_at(self.family, self._state, q, theta, again)
+        return noise._replace(variance=noise.variance[ok]) if noise.variance.size else noise
 
     def _cut_look(self, made: int, wanted: int, before: tuple[_Counts, int, Any]) -> None:
         """Go back to before fresh draws for which there was no time, for a resumed run."""
@@ -596,12 +612,14 @@ class Run:
         n = 0 if self._evaluations is None else self._evaluations.n_constant
         return stop.but(StopKind.CONSTANT, n=n) if stop.converged and n else self._on_wrapping(stop, q)
 
-    def _on_points(self, stop: Stop, look: Look, noise: float) -> Stop:
+    def _on_points(self, stop: Stop, look: Look) -> Stop:
         """Take a convergence back if a point of an earlier iteration contradicts it."""
         if self._evaluations is None or not stop.converged:
             return stop
         points = self._evaluations.recorded()
         log_joint = points.value + to_numpy(self.model.log_prior(points.theta))
+        implied = self.algorithm.noise_at(self.family, self._state, look.q, points.theta).variance
+        noise = np.maximum(points.noise_sd**2, implied if implied.size else 0.0)
         return self.verdict.on_points(stop, look, points.theta, log_joint, noise)
 
     def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
@@ -649,32 +667,36 @@ class Run:
         if outcome is not None:
             return self._checked(outcome, stop)
         if stop.kind is StopKind.MISSING:  # a method that checks itself, but has not: in its family
-            stop = Stop.of(StopKind.GAP, tol=self.algorithm.stop[0].tol)
+            stop = Stop.of(StopKind.GAP, tol=self.algorithm.stop_at(self._state)[0].tol)
         h = np.atleast_2d(kept.h)
         is_one_batch = len(h) == 1
         # Draws of one mini-batch share its error: the standard error is that of the batch means.
         means = h[0] if is_one_batch else h.mean(axis=1)
-        khat, notes = pareto_khat(h[0]) if is_one_batch else (math.nan, ("k-hat is not computed from mini-batches",))
-        noise = 0.0 if self._state is None else self.algorithm.noise_variance(self._state)
-        evidence, evidence_se = log_evidence(h[0], khat, noise) if is_one_batch else (math.nan, math.nan)
-        missing = evidence - float(h.mean())
+        judged = Judged.by(h[0], self._noise(kept, look)) if is_one_batch else Judged.unknown(h)
         if look is not None:
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1])
-            stop = self._on_points(stop, look, noise)
-        stop = self._ended(self.verdict.on_ratios(stop, h[0], khat, missing), kept.q)
-        report = self._report(stop, notes)
+            stop = self._on_points(stop, look)
+        stop = self.verdict.on_ratios(stop, judged.ratios, judged.khat, judged.proven)
+        stop = self._ended(stop, kept.q)
+        report = self._report(stop, judged.notes)
         figures = replace(
             report,
             elbo=float(h.mean()),
             elbo_se=float(means.std(ddof=1) / np.sqrt(means.size)),
-            khat=khat,
+            khat=judged.khat,
             khat_draws=int(h[0].size),
-            evidence=evidence,
-            evidence_se=evidence_se,
-            missing=missing,
-            missing_se=evidence_se,
+            **judged.figures._asdict(),
         )
         return Fit(self.model, self.family, to_numpy(kept.q), figures)
+
+    def _noise(self, kept: Kept, look: Look | None) -> Noise:
+        """The noise of the residuals that the figures are from."""
+        if look is not None or self._state is None:
+            return NO_NOISE if look is None else look.noise
+        # The budget is spent, so these are residuals of draws from the last q.
+        centre = np.asarray(to_numpy(self.family.mean(kept.q)))
+        noise = self.algorithm.noise_at(self.family, self._state, kept.q, centre[None])
+        return Noise(np.full(np.size(kept.h), noise.mean), noise.error) if noise.variance.size else noise
 
     def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
         """The fit of a method that has checked its posterior itself."""

@@ -24,6 +24,7 @@ from qbvi.diagnostics import (
 )
 from qbvi.ending import Stop, StopKind
 from qbvi.families import Family, Gaussian
+from qbvi.noise import NO_NOISE, Noise
 from qbvi.protocol import Values
 
 __all__ = ["Look", "Verdict", "is_ok"]
@@ -49,6 +50,7 @@ class Look:
     h: Floats
     failed: float  # share of the draws at which the function failed
     draws: tuple[Array, Values] | None = None  # draws (n, d) and values; None if made in parts
+    noise: Noise = NO_NOISE  # at the draws without failures
 
     @property
     def is_whole(self) -> bool:
@@ -156,7 +158,7 @@ class Verdict:
             return stop
         return stop.but(StopKind.FAILURES, share=share, draws=draws)
 
-    def on_points(self, stop: Stop, look: Look, theta: Floats, log_joint: Floats, noise: float) -> Stop:
+    def on_points(self, stop: Stop, look: Look, theta: Floats, log_joint: Floats, noise: Floats | float) -> Stop:
         """Take a convergence back if a point far from q is as high as draws from q.
 
         Draws from q cannot show what is far from it, but points of earlier iterations can. Only a
@@ -170,12 +172,12 @@ class Verdict:
         theta, log_joint
             All points that were evaluated (N, d), and the log joint there (N,).
         noise
-            Variance of the function's noise.
+            Variances of the function's noise at these points (N,), or one for all.
         """
         if not stop.converged or look.draws is None or type(look.family) is not Gaussian:
             return stop
         typical = float(np.median(to_numpy(look.draws[1].log_joint)))
-        is_high = log_joint > typical - self.elsewhere_nats + self.noise_errors * math.sqrt(noise)
+        is_high = log_joint > typical - self.elsewhere_nats + self.noise_errors * np.sqrt(noise)
         if not is_high.any():
             return stop
         whitened = to_numpy(look.family.whiten(to_numpy(look.q), theta[is_high]))

@@ -37,7 +37,8 @@ from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Points, Surface
 from qbvi.model import Model
-from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Values
+from qbvi.noise import Noise
+from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Twice, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.rules import Weighting
@@ -141,6 +142,10 @@ class Free(Algorithm):
         """Stop when what is missing is below the tolerance."""
         return (MissingBelow(self.tol),)
 
+    def stop_at(self, state: FreeState) -> tuple[Rule, ...]:
+        """With much noise, as the first part: its predictions are noisy, and one is not enough."""
+        return self._noisy_first.stop_at(state.search.path) if self._is_noisy(state) else self.stop
+
     @property
     def window(self) -> int:
         """As the first part."""
@@ -194,9 +199,13 @@ class Free(Algorithm):
             notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
         return notes
 
-    def noise_variance(self, state: FreeState) -> float:
+    def repeated_draws(self, state: FreeState, n: int) -> int:
         """As the first part."""
-        return self.first.noise_variance(state.search.path)
+        return self.first.repeated_draws(state.search.path, n)
+
+    def noise_at(self, family: Any, state: FreeState, q: Array, theta: Array, again: Twice | None = None) -> Noise:
+        """As the first part."""
+        return self.first.noise_at(family, state.search.path, q, theta, again)
 
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
@@ -237,7 +246,7 @@ class Free(Algorithm):
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
         if self._is_noisy(state):
-            path, info = self.first.tell(family, eta, state.search.path, theta, values)
+            path, info = self._noisy_first.tell(family, eta, state.search.path, theta, values)
             return state._replace(q=np.asarray(path.q), search=state.search._replace(path=path)), info
         search, info = self._search.tell(family, eta, state.search, theta, values)
         state = state._replace(q=np.asarray(search.path.q), search=search)
@@ -311,13 +320,18 @@ class Free(Algorithm):
         return tuple(Found(mode.mean, mode.bound, float(share), mode.n_evals) for mode, share in found)
 
     @property
+    def _noisy_first(self) -> Regression:
+        """The first part if it is all: it has the tolerance of the whole."""
+        return replace(self.first, tol=self.tol)
+
+    @property
     def _search(self) -> Search:
         return Search(self.first, self.prior, self.rules)
 
     def _is_noisy(self, state: FreeState) -> bool:
         """Whether the function has so much noise that no surrogate of it pays."""
         is_searching = state.current is None and not self._search.is_exploring(state.search)
-        return is_searching and math.sqrt(state.search.path.noise or 0.0) > self.rules.rounds.most_noise
+        return is_searching and math.sqrt(state.search.path.most_noise) > self.rules.rounds.most_noise
 
     def _is_walled(self, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
@@ -458,7 +472,9 @@ class Free(Algorithm):
         rows = finite[np.sort(first)]
         if len(rows) > self.rules.rounds.most_points:
             rows = np.sort(rows[np.argsort(-state.y[rows], kind="stable")[: self.rules.rounds.most_points]])
-        noise = np.maximum(state.noise[rows], state.search.path.noise or 0.0)
+        path = state.search.path
+        implied = self.first.noise_at(Gaussian(state.theta.shape[1]), path, path.q, state.theta[rows]).variance
+        noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
         return Points(state.theta[rows], state.y[rows], noise, state.theta[np.isneginf(state.y)])
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:

@@ -202,7 +202,9 @@ class Search:
         if survey is None or len(state.modes) >= self.rules.survey.most_modes:
             return state._replace(is_over=True)
         if len(state.starts):
-            path = self.method.init(family, self._start(family, state.starts[0]))._replace(noise=state.path.noise)
+            path = self.method.init(family, self._start(family, state.starts[0]))._replace(
+                noise=state.path.noise, most_noise=state.path.most_noise, repeats=state.path.repeats
+            )
             return state._replace(path=path, starts=state.starts[1:], n_path=0)
         if state.n_aimed == len(state.modes):
             return state._replace(is_over=True)

@@ -15,9 +15,11 @@ from qbvi.arrays import Array
 from qbvi.evaluate import EvaluationError
 from qbvi.families.base import Family
 from qbvi.model import Model
-from qbvi.protocol import Algorithm, Info, Known, Values
+from qbvi.noise import NO_NOISE, Noise
+from qbvi.protocol import Algorithm, Info, Known, Twice, Values
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.left_out import is_product, left_out
+from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.regress import RegressionState
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Store
@@ -98,6 +100,16 @@ class RegressionMethod(Algorithm):
         """Stop when the predicted gap is below the tolerance."""
         return (GapBelow(self.tol),)
 
+    def stop_at(self, state: RegressionState) -> tuple[Rule, ...]:
+        """With much noise, a larger tolerance: what noise leaves at a reasonable cost."""
+        return tuple(
+            replace(rule, tol=self.tolerance(state)) if isinstance(rule, GapBelow) else rule for rule in self.stop
+        )
+
+    def tolerance(self, state: RegressionState) -> float:
+        """Nats that may be missing."""
+        return max(self.tol, state.finest)
+
     def fresh_draws(self, n_evals: int) -> int:
         """A tenth of all evaluations, at least `n_fresh`."""
         return max(self.n_fresh, n_evals // self.rules.effort.fresh)
@@ -128,9 +140,27 @@ class RegressionMethod(Algorithm):
         found = left_out(family, q, self._curvature(family, state), model.is_discrete)
         return (found.sentence(model),) if found.nats > self.tol else ()
 
-    def noise_variance(self, state: RegressionState) -> float:
-        """Variance by repeated points."""
-        return state.noise or 0.0
+    def repeated_draws(self, state: RegressionState, n: int) -> int:
+        """A part of them if the function has much noise, and does not return it."""
+        rule = self.rules.noise
+        is_worth = not _is_returned(state) and math.sqrt(state.most_noise) > rule.little
+        return n // rule.fresh if is_worth else 0
+
+    def noise_at(
+        self, family: Any, state: RegressionState, q: Array, theta: Array, again: Twice | None = None
+    ) -> Noise:
+        """The law that all points imply which were evaluated twice."""
+        rule, repeats = self.rules.noise, state.repeats
+        if not state.noise or _is_returned(state):
+            return NO_NOISE
+        if again is not None:
+            repeats = (repeats or Repeats.none(family.dim)).add(again.theta, again.first, again.second, rule)
+        if repeats is None:
+            return Noise(np.full(len(theta), state.noise), 1.0)
+        reference = family.defensive(q)
+        law = law_around(family, reference, repeats, rule)
+        squares = np.sum(family.coordinates(reference, theta) ** 2, axis=1)
+        return Noise(law.at(squares), rule.relative_error(self._n_near(family, q, repeats)))
 
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""
@@ -157,11 +187,12 @@ class RegressionMethod(Algorithm):
     def ask(self, family: Any, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs along orthogonal directions.
 
-        The first batch repeats some points, to find out whether the function is noisy.
+        The first batch repeats some points, to find out whether the function is noisy. If it is,
+        later batches repeat some where this decides what is noise.
         """
         n = self.n_samples or self.rules.effort.batch(family.n_whitened, state.n_effective)
         theta = family.transport(family.defensive(state.q), orthogonal_pairs(rng, n, family.dim))
-        return theta if state.noise is not None else np.concatenate([theta, theta[: self.rules.noise.repeated]])
+        return np.concatenate([theta, theta[: self._n_repeated(family, state)]])
 
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values
@@ -192,7 +223,8 @@ class RegressionMethod(Algorithm):
         answer = self._checked(self._answer(family, state), h)
         state, answer = self._judged(family, state, answer)
         move, gap = self._move(family, state, answer)
-        if self.tol < gap < math.inf:
+        state = state._replace(finest=self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol))
+        if self.tolerance(state) < gap < math.inf:
             state = state._replace(most=self.rules.effort.more(state.most, len(state.store.y)))
         info = Info(answer.bound, h[np.isfinite(h)], gap, answer.gradient_norm, move.share, True, False)
         return self._moved(state, answer, move), info
@@ -230,24 +262,72 @@ class RegressionMethod(Algorithm):
     ) -> tuple[RegressionState, Floats]:
         """Store a batch, and return its residuals (n,) with the new state.
 
-        The repeated points of the first batch measure the noise of the function.
+        The repeated points measure the noise of the function. Those of the first batch are left out
+        of the store: without noise they would be the same points twice.
         """
-        y = finite_or_zero(values)
-        known, n = np.asarray(values.noise_sd) ** 2, self.rules.noise.repeated
-        if state.noise is None:
-            noise = max(self._noise_variance(y[:n], y[-n:]), float(np.mean(known)))
-            most = max(state.most, self.rules.effort.noisy_points) if noise else state.most
-            state = state._replace(noise=noise, most=most)
+        y, known, n = finite_or_zero(values), np.asarray(values.noise_sd) ** 2, self._n_repeated(family, state)
+        # Fresh draws from the result repeat no point.
+        is_repeated = n > 0 and np.array_equal(theta[:n], theta[-n:])
+        is_first = state.noise is None
+        if is_repeated:
+            repeats = state.repeats or Repeats.none(family.dim)
+            state = state._replace(repeats=repeats.add(theta[:n], y[:n], y[-n:], self.rules.noise))
+        noise = self._noise_now(family, state, known)
+        limit = noise if np.any(known > 0) or not noise else self._noise_limit(family, state, noise)
+        state = state._replace(noise=noise, most_noise=limit)
+        if is_first:
+            most = max(state.most, self.rules.effort.noisy_points) if state.noise else state.most
+            state = state._replace(most=most)
             theta, y, known = theta[:-n], y[:-n], known[:-n]
         store = state.store.add(family, family.defensive(state.q), theta, y, known)
         return state._replace(store=store), family.residual(state.q, theta, y)
 
-    def _noise_variance(self, first: Floats, second: Floats) -> float:
-        """Half the mean squared difference of repeated values; zero if it is only rounding."""
-        both = np.isfinite(first) & np.isfinite(second)
-        difference = (first - second)[both]
-        rounding = self.rules.noise.rounding_margin * self.rules.noise.rounding * np.abs(first[both])
-        return float(np.mean(difference**2) / 2) if np.any(np.abs(difference) > rounding) else 0.0
+    def _n_repeated(self, family: Family, state: RegressionState) -> int:
+        """Points of the next batch to evaluate twice.
+
+        All of these must hold for later batches:
+
+        - the function is noisy and does not return its noise,
+        - few points near q were evaluated twice so far,
+        - the steps are short, or the regression fits better than the noise allows.
+        """
+        rule = self.rules.noise
+        if state.noise is None:
+            return rule.repeated
+        if not state.noise or _is_returned(state) or state.last_step is None:
+            return 0
+        is_settling = state.last_step.kl < self.rules.gap.settled_kl
+        if not (is_settling or state.misfit <= rule.least_misfit):
+            return 0
+        n_near = 0 if state.repeats is None else self._n_near(family, state.q, state.repeats)
+        return rule.repeated if n_near < rule.wanted(state.n_effective) else 0
+
+    def _n_near(self, family: Family, q: Array, repeats: Repeats) -> int:
+        """Repeated points where draws from q usually are."""
+        squares = np.sum(family.coordinates(family.defensive(q), repeats.theta) ** 2, axis=1)
+        return int(np.sum(squares < self.rules.weighting.usual_square(family.n_whitened)))
+
+    def _noise_limit(self, family: Family, state: RegressionState, noise: float) -> float:
+        """Upper confidence limit of the noise variance at q; a law is not extrapolated to zero."""
+        rule = self.rules.noise
+        if state.repeats is None:
+            return noise
+        n_near = self._n_near(family, state.q, state.repeats)
+        far = float(np.mean(state.repeats.variance)) if n_near < rule.repeated else 0.0
+        return rule.upper_limit(max(noise, far), n_near)
+
+    def _noise_now(self, family: Family, state: RegressionState, known: Floats) -> float:
+        """Noise variance at q: what the function returns, or what repeated points imply."""
+        measured = state.noise or 0.0
+        if state.repeats is not None and (state.noise is None or state.noise > 0):
+            measured = law_around(family, family.defensive(state.q), state.repeats, self.rules.noise).level
+        if not np.any(known > 0):
+            return measured
+        if state.noise is None:
+            return max(measured, float(np.mean(known)))
+        squares = np.sum(family.coordinates(family.defensive(state.q), state.store.theta) ** 2, axis=1)
+        near = squares < self.rules.weighting.usual_square(family.n_whitened)
+        return float(np.mean(np.concatenate([known, state.store.noise[near]])))
 
     def _is_enough(self, family: Family, state: RegressionState, h: Floats) -> bool:
         """Whether enough values are finite to regress on and the last step is in the support."""
@@ -263,7 +343,9 @@ class RegressionMethod(Algorithm):
         if not state.noise or len(state.store.past) - state.n_before >= rule.most_widenings:
             return False
         finite = h[np.isfinite(h)]
-        return len(finite) > 0 and float(np.var(finite)) < rule.hidden * state.noise
+        scale = self.initial_scale * rule.widening ** (len(state.store.past) - state.n_before)
+        is_wide = scale > self.rules.retreat.widest  # there is nothing to be seen beyond the prior
+        return not is_wide and len(finite) > 0 and float(np.var(finite)) < rule.hidden * state.noise
 
     def _judged(self, family: Any, state: RegressionState, answer: Any) -> tuple[RegressionState, Any]:
         """Accept the last step and update the radius, or reject it and return to where it began."""
@@ -290,6 +372,11 @@ class RegressionMethod(Algorithm):
         return state._replace(
             q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
         )
+
+
+def _is_returned(state: RegressionState) -> bool:
+    """Whether the function returns the standard deviation of its noise."""
+    return len(state.store.noise) > 0 and bool(state.store.noise[-1] > 0)
 
 
 def finite_or_zero(values: Values) -> Floats:

@@ -161,7 +161,7 @@ class Regression(RegressionMethod):
 
     def _looking(self, state: RegressionState, gap: float) -> RegressionState:
         """Begin a look where the log joint is not log-concave and the fit is not about to end."""
-        if self.prior is None or state.is_concave or gap < self.tol:
+        if self.prior is None or state.is_concave or gap < self.tolerance(state):
             return state
         n, d = state.store.theta.shape
         is_due = state.look is None or state.look.is_due_again(n, self.rules.look)
@@ -241,13 +241,16 @@ class Regression(RegressionMethod):
 
     def _move(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
         rule, repeated = self.rules.trust_region, np.float64(0.0)
+        if state.noise:
+            found = answer.surrogate
+            answer = replace(answer, surrogate=replace(found, C=rule.supported(found.C, found.curvature_sd)))
         step = whole = longest_step(answer.surrogate, family, state.radius, rule)
         if state.last_step is not None:
             repeated = repeated_share(family, state.q, state.last_step.q, whole)
         if repeated < 0:
             step = longest_step(answer.surrogate, family, state.radius, rule, longest=float(secant_share(repeated)))
         # A step back is a sign of noise of its full length, so the gap uses the full step.
-        gap = self._predicted_gap(family, answer, whole, state.misfit)
+        gap = self._predicted_gap(family, state, answer, whole)
         gap = max(gap, float(self.rules.gap.still_to_come(step.kl, repeated)))
         return self._taken(family, state.q, answer, step), gap
 
@@ -258,18 +261,20 @@ class Regression(RegressionMethod):
         ending = step.kl, step.gain, step.share, bool(step.is_restricted), is_upward
         return Move(step.apply(family, q), *ending)
 
-    def _predicted_gap(self, family: GaussianFamily, answer: _Answer, step: WhitenedStep, misfit: float) -> float:
+    def _predicted_gap(
+        self, family: GaussianFamily, state: RegressionState, answer: _Answer, step: WhitenedStep
+    ) -> float:
         """Nats that will be missing after the step; infinite if it cannot be the last step."""
         rule = self.rules.gap
         if step.is_restricted or step.kl > rule.settled_kl or not answer.is_credible:
             return math.inf
         cost = self._cost_of_error(answer.surrogate)
         rest = float(step.left_behind) + rule.kl_share * float(step.kl) + cost.mean
-        margin = rule.margin_for(misfit)
+        margin = rule.margin_for(state.misfit)
         white = answer.surrogate.white / answer.n_effective
         gap = margin * max(rule.curvature * cost.precision, white) + rest
         # Before the fit ends, check that the gap is small for the largest plausible variance of C.
-        if gap < self.tol:
+        if gap < self.tolerance(state):
             bold = answer.regression.posterior(answer.regression.boldest(answer.variances), family)
             gap = max(gap, margin * self._cost_of_error(bold).precision + rest)
         return gap

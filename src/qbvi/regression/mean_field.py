@@ -141,7 +141,7 @@ class MeanFieldRegression(RegressionMethod):
         repeated = _repeated(family, state, answer.w)
         move = self._longest(family, state, answer, float(secant_share(repeated)))
         gap = self._predicted_gap(answer, move, repeated)
-        off_saddle = self._escape(family, state.q, answer) if gap < self.tol else None
+        off_saddle = self._escape(family, state.q, answer) if gap < self.tolerance(state) else None
         return (move, gap) if off_saddle is None else (off_saddle, math.inf)
 
     def _predicted_gap(self, answer: _Answer, move: Move, repeated: np.float64) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from qbvi.families.base import Family
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.look import PriorLook
+from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Chosen, Store
 from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
@@ -30,7 +31,7 @@ class RegressionState(NamedTuple):
     most: int  # most points of one regression
     radius: np.float64  # bound on KL(new || old)
     last_step: LastStep | None
-    noise: float | None  # variance of the function's noise; None before it is measured
+    noise: float | None  # variance of the function's noise at q; None before it is measured
     misfit: float  # share of the unexplained variance that is not the function's noise
     n_effective: float  # effective sample size of the last regression
     look: PriorLook | None = None  # at the prior, where there was one
@@ -38,6 +39,9 @@ class RegressionState(NamedTuple):
     n_before: int = 0  # batches before the present start
     ladder: Ladder | None = None  # the last search over orders of magnitude, where there was one
     n_limited: int = 0  # consecutive steps that a rule limited
+    repeats: Repeats | None = None  # points that were evaluated twice
+    most_noise: float = 0.0  # upper confidence limit of `noise`
+    finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
 
 
 class Regressed(NamedTuple):
@@ -62,18 +66,19 @@ def regress(
     store, reference = state.store, family.defensive(state.q)
     chosen = store.choose(family, reference, state.most, rules.thinning)
     h = family.residual(state.q, store.theta[chosen.rows], store.y[chosen.rows])
-    growth = _relative_variances(family, state, chosen, rules)
+    noise = _noise_at(family, state, chosen, rules)
+    growth = _relative_variances(family, state, chosen, noise, rules)
     order, m = _held_out_last(family, state, chosen.rows, rules)
     rows = chosen.rows[order]
     pair = rows[-m:] // 2
     x = chosen.x[order]
-    points = Sample(x, h[order], growth[order], pair, _noise_floor(state, chosen.rows, rules))
+    points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
     regression = HermiteRegression(points, None if free is None else free(x), rules.search)
     variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
     return Regressed(regression, variances, rows, chosen.weights[order], pair)
 
 
-def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, rules: Rules) -> Floats:
+def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules) -> Floats:
     """Variance of each point's error, relative to that of a draw from q (n,).
 
     The error has two parts:
@@ -84,19 +89,33 @@ def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, 
     """
     far = rules.weighting.far(chosen.squares, family.n_whitened)
     crowded = np.exp(np.minimum(-chosen.log_density, math.log(len(chosen.rows))))
-    known = state.store.noise[chosen.rows]
-    is_known = np.any(known > 0)
-    noise = np.maximum(known / np.mean(known), rules.weighting.least_noise) if is_known else np.ones(len(known))
-    variances: Floats = state.misfit * np.maximum(far, crowded) + (1 - state.misfit) * noise
+    variances: Floats = state.misfit * np.maximum(far, crowded) + (1 - state.misfit) * noise.growth
     return variances
 
 
-def _noise_floor(state: RegressionState, rows: NDArray[np.int64], rules: Rules) -> float:
-    """Least possible noise variance: that of rounding, or what is known about the function."""
-    known = state.store.noise[rows]
+class _Noise(NamedTuple):
+    """The function's noise at the points of a regression."""
+
+    growth: Floats  # (n,) variances, relative to that at q
+    floor: float  # least variance at q
+
+
+def _noise_at(family: Family, state: RegressionState, chosen: Chosen, rules: Rules) -> _Noise:
+    """The noise that the function returned, or the law that repeated points imply."""
+    known, weighting, rule = state.store.noise[chosen.rows], rules.weighting, rules.noise
+    if np.any(known > 0):
+        level = float(chosen.weights @ known / np.sum(chosen.weights)) or float(np.mean(known))
+        return _Noise(np.clip(known / level, weighting.least_noise, rule.most_growth), level)
     # A few repeated points measure the noise roughly. Above this floor the regression estimates it.
-    measured = float(np.mean(known)) if np.any(known > 0) else rules.noise.floor * (state.noise or 0.0)
-    return max((rules.noise.rounding * float(np.abs(state.store.y[rows]).max())) ** 2, measured)
+    if not state.noise or state.repeats is None:
+        return _Noise(np.ones(len(known)), rule.floor * (state.noise or 0.0))
+    law = law_around(family, family.defensive(state.q), state.repeats, rule)
+    return _Noise(np.minimum(law.at(chosen.squares) / law.level, rule.most_growth), rule.floor * law.level)
+
+
+def _least_variance(noise: _Noise, y: Floats, rules: Rules) -> float:
+    """Least possible noise variance: that of rounding, or what is known about the function."""
+    return max((rules.noise.rounding * float(np.abs(y).max())) ** 2, noise.floor)
 
 
 def _held_out_last(

@@ -81,6 +81,7 @@ class RidgeState(NamedTuple):
     theta: Array  # (n, d)
     log_joint: Array  # (n,) minus infinity where the function failed, and in rows not yet filled
     own: Array  # (n,) log density of each draw under the q it came from
+    noise: Array  # (n,) noise variance that the function returned; zero if it returns none
     radius: Array  # () bound on KL(new || old)
     last_step: LastStep
 
@@ -197,7 +198,7 @@ class Ridge(Algorithm):
         theta = xp.zeros((self._memory(family.dim), family.dim), dtype=q.dtype, device=device(q))
         nothing = xp.zeros_like(theta[:, 0])
         radius = zero + self.rules.trust_region.first_radius * family.dim
-        return RidgeState(q, zero, theta, nothing - math.inf, nothing, radius, _no_step(q))
+        return RidgeState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, _no_step(q))
 
     def ask(self, family: GaussianFamily, state: RidgeState, rng: Any) -> Array:
         """Draw mirror pairs from q; the two draws of a pair are next to each other."""
@@ -284,7 +285,8 @@ class Ridge(Algorithm):
         """The remembered draws with their weights for q, and the effective sample size.
 
         The weight of a draw is its density under q relative to the q it came from, at most one.
-        Draws far out have less weight, because a quadratic fits worst there.
+        Draws far out have less weight, because a quadratic fits worst there. So have draws with
+        more noise than is usual under q, if the function returns it.
         """
         xp = array_namespace(q)
         z = family.whiten(q, state.theta)
@@ -298,7 +300,9 @@ class Ridge(Algorithm):
         is_counted = ratio > 0
         z = xp.where(is_counted[:, None], z, xp.zeros_like(z))
         n_effective = xp.maximum(xp.sum(ratio), xp.ones_like(centre))
-        weight = ratio / self.rules.weighting.far(squares, family.dim)
+        noise = xp.sum(ratio * state.noise) / n_effective
+        growth = state.noise / xp.where(noise > 0, noise, xp.ones_like(noise))
+        weight = ratio / (self.rules.weighting.far(squares, family.dim) * xp.maximum(growth, xp.ones_like(growth)))
         return Weighted(z, xp.where(is_counted, h - centre, zero), weight), n_effective
 
     def _step(
@@ -427,4 +431,5 @@ def _remember(family: GaussianFamily, state: RidgeState, theta: Array, values: V
         theta=xp.concat([state.theta, theta])[n:, :],
         log_joint=xp.concat([state.log_joint, y])[n:],
         own=xp.concat([state.own, family.log_prob(state.q, theta)])[n:],
+        noise=xp.concat([state.noise, xp.astype(values.noise_sd, state.noise.dtype) ** 2])[n:],
     )
