@@ -152,6 +152,19 @@ def log_evidence(h: NDArray[np.float64], khat: float, noise: float = 0.0) -> tup
     return value, float("inf") if is_open else error
 
 
+def missing_error(h: NDArray[np.float64]) -> float:
+    """Standard error of the missing nats, ``log mean exp(h) - mean(h)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> missing_error(np.array([-3.0, -3.0, -3.0]))
+    0.0
+    """
+    ratios = np.exp(h - h.max())
+    return float((ratios / ratios.mean() - h).std(ddof=1) / np.sqrt(h.size))
+
+
 def khat_error(khat: float, n: int) -> float:
     """Approximate standard error of k-hat from n draws: ``(1 + k) / sqrt(m)`` for m tail ratios.
 

@@ -17,7 +17,7 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import log_evidence, pareto_khat
+from qbvi.diagnostics import log_evidence, missing_error, pareto_khat
 from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
@@ -235,6 +235,8 @@ class Run:
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
+        if not self.algorithm.asks:
+            return self._take(np.empty((0, self.family.dim)), _NO_VALUES, progress)
         before = self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, self._counts()
         theta = self._engine.ask(self._state, len(self._history))
         stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
@@ -337,7 +339,9 @@ class Run:
             sd=to_numpy(iteration.sd),
             gap=float(info.gap),
         )
-        if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
+        if not self.algorithm.asks:  # the step is exact, so its result is better than its start
+            self._kept = Kept(self._state.q, h)
+        elif h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
             self._kept = Kept(iteration.left, h)
         progress.update(self._history)
 
@@ -359,8 +363,8 @@ class Run:
         - the budget has room for several more.
         """
         fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
-        can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._looks < self.verdict.most_looks
-        if not can_go_on or self._left() < _RESERVED_LOOKS * fresh:
+        can_go_on = self.algorithm.keep == "last" and self.algorithm.asks and not self._is_partial
+        if not can_go_on or self._looks >= self.verdict.most_looks or self._left() < _RESERVED_LOOKS * fresh:
             return False
         # Methods need pairs of draws.
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
@@ -674,7 +678,19 @@ class Run:
             missing=missing,
             missing_se=evidence_se,
         )
-        return Fit(self.model, self.family, to_numpy(kept.q), figures)
+        return Fit(self.model, self.family, to_numpy(kept.q), self._with_exact_bound(figures, h[0]))
+
+    def _with_exact_bound(self, report: Report, h: Floats) -> Report:
+        """Replace the estimate of the bound where the method knows it.
+
+        The draws then have to estimate the missing nats only, and the evidence is their sum.
+        """
+        bound = None if self._state is None else self.algorithm.exact_bound(self._state)
+        if bound is None:
+            return report
+        error = missing_error(h) if math.isfinite(report.evidence_se) else report.evidence_se
+        evidence = bound + report.missing
+        return replace(report, elbo=bound, elbo_se=0.0, evidence=evidence, evidence_se=error, missing_se=error)
 
     def _checked(self, outcome: Outcome, stop: Stop) -> Fit:
         """The fit of a method that has checked its posterior itself."""
@@ -722,6 +738,9 @@ class Run:
             backend=self.where or str(self.backend),
             evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )
+
+
+_NO_VALUES = Values(*(np.empty(0) for _ in range(4)))  # for methods that ask for none
 
 
 def _log_joint(values: Values) -> Floats:

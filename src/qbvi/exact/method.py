@@ -1,0 +1,241 @@
+"""The method "exact": passes over the data of a generalised linear model instead of draws."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.arguments import positive_number
+from qbvi.arrays import Array, to_numpy
+from qbvi.distributions import InverseGamma as InverseGammaPrior
+from qbvi.ending import Stop, StopKind
+from qbvi.exact.bound import ExactBound, GaussianPrior, Noise, Point, Regression, Spread
+from qbvi.families import DiagonalGaussian, Family, Gaussian, InverseGamma
+from qbvi.families.base import Part
+from qbvi.model import Model
+from qbvi.protocol import Algorithm, Info, Values
+from qbvi.stopping import GapBelow, History, MaxIterations, Rule
+from qbvi.supports import Real
+
+__all__ = ["Columns", "Exact"]
+
+Floats = NDArray[np.float64]
+
+_TOL = 1e-8  # nats to the best member of the family: passes converge fast, so digits are cheap
+_MOST_ITERATIONS = 500
+_SHORTER = 0.25  # factor of the rate after a step that does not raise the bound
+_MOST_REJECTED = 20  # consecutive such steps after which the fit gives up
+_ROUNDING = 1e-12  # relative error of the bound that a step may lose
+# Fresh draws: values of the log-likelihood of all rows, of at most so many rows in all.
+_FRESH_ROWS, _FEWEST_FRESH, _MOST_FRESH = 2 * 10**7, 64, 1_000
+
+
+class Columns(NamedTuple):
+    """Where the parameters of a regression are among the coordinates of u."""
+
+    coefficients: NDArray[np.intp]  # (k,) in the order of the design
+    noise: str | None = None  # name of the noise variance
+
+
+class State(NamedTuple):
+    """The current member, with the bound and the next step."""
+
+    q: Floats
+    point: Point
+    rate: float  # of the next step
+    passes: int  # over the data so far
+
+
+@dataclass(frozen=True)
+class _Rejected(Rule):
+    """Stop when the bound does not rise along the natural gradient any more."""
+
+    most: int = _MOST_REJECTED
+
+    def __call__(self, history: History) -> Stop | None:
+        last = history.step[-self.most :]
+        if len(last) < self.most or any(last):
+            return None
+        return Stop.of(StopKind.GAVE_UP, sentence="no step along the natural gradient raised the bound")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Exact(Algorithm):
+    """The best Gaussian of a regression with one linear predictor, without draws.
+
+    Each iteration is one pass over the data: it computes the bound and its gradients at a Gaussian
+    by one-dimensional integrals, and the next Gaussian from them (`qbvi.exact.bound`). If the bound
+    has not risen, the step is repeated with a smaller rate. The function is evaluated only at the
+    fresh draws that judge the result.
+
+    ``model.fit(method="exact")`` of a ready-made regression makes one of these.
+
+    Parameters
+    ----------
+    regression : Regression
+        Rows and their one-dimensional expectations.
+    columns : Columns
+        Where its parameters are among the coordinates of u.
+    tol : float, optional
+        Nats to the best member of the family at which to stop. By default 1e-8.
+    """
+
+    regression: Regression
+    columns: Columns
+    tol: float | None = None
+    bound: ExactBound | None = field(default=None, init=False)
+
+    def __repr__(self) -> str:
+        return f"Exact(tol={self._tol:g})"
+
+    @property
+    def stop(self) -> tuple[Rule, ...]:
+        """A predicted gain below the tolerance, or no further step, or 500 iterations."""
+        return GapBelow(self._tol), _Rejected(), MaxIterations(_MOST_ITERATIONS)
+
+    @property
+    def window(self) -> int:
+        """One: the bound has no noise."""
+        return 1
+
+    @property
+    def keep(self) -> str:
+        """The last iterate, because the bound never falls."""
+        return "last"
+
+    @property
+    def asks(self) -> bool:
+        """False: the iterations need no values of the function."""
+        return False
+
+    def fits(self, family: Family) -> bool:
+        """Whether the family is a Gaussian or, with a noise variance, times an inverse gamma."""
+        kinds = {type(part.family) for part in family.independent_parts}
+        noise = set() if self.columns.noise is None else {InverseGamma}
+        is_one_each = len(kinds) == len(family.independent_parts)
+        return is_one_each and kinds in (noise | {Gaussian}, noise | {DiagonalGaussian})
+
+    def objection(self, model: Model, family: Family) -> str:
+        """Why this posterior cannot be had exactly, in a sentence; empty if it can."""
+        noise = self.columns.noise
+        for parameter in model.parameters:
+            prior = parameter.distribution
+            if parameter.name == noise and not isinstance(prior, InverseGammaPrior):
+                return f"the prior of {noise!r} must be an InverseGamma, got {prior!r}"
+            if parameter.name != noise and not (isinstance(prior.support, Real) and parameter.quadratic()):
+                return f"the prior of {parameter.name!r} must be Normal, MultivariateNormal or Flat, got {prior!r}"
+        if self.fits(family):
+            return ""
+        shape = "full or diagonal" if noise is None else f"full or diagonal, beside an inverse gamma for {noise!r}"
+        return f"the family must be one Gaussian of all coefficients, {shape}, got {family!r}"
+
+    def for_model(self, model: Model) -> Self:
+        """The method with the prior of this model."""
+        linear, precision = model.quadratic_prior()
+        at, noise = self.columns.coefficients, None
+        priors = {p.name: p.distribution for p in model.parameters}
+        if self.columns.noise is not None:
+            noise = Noise(**{name: np.asarray(value).item() for name, value in priors[self.columns.noise].parameters().items()})
+        taken = [] if self.columns.noise is None else [self.columns.noise]
+        constant = float(to_numpy(model.remaining_log_prior(np.ones((1, model.dim)), taken))[0])
+        own = precision[at] if precision.ndim == 1 else precision[np.ix_(at, at)]
+        made = replace(self)
+        object.__setattr__(made, "bound", ExactBound(self.regression, GaussianPrior(linear[at], own, constant), noise))
+        return made
+
+    def fresh_draws(self, n_evals: int) -> int:
+        """1,000, and fewer from 20,000 rows on."""
+        rows = len(self.regression.data[0])
+        return min(max(_FRESH_ROWS // rows, _FEWEST_FRESH), _MOST_FRESH)
+
+    def start_scale(self, scale: Array) -> Array:
+        """That of the prior; the first pass replaces it."""
+        return scale
+
+    def init(self, family: Any, q: Array) -> State:
+        """Two passes: the curvature at the start, and the bound of the Gaussian that it gives."""
+        mean = to_numpy(family.mean(q))[self.columns.coefficients]
+        is_diagonal = any(isinstance(part.family, DiagonalGaussian) for part in family.independent_parts)
+        point = self._exact.start(mean, is_diagonal)
+        passes = 1 + point.passes
+        while not math.isfinite(point.bound):  # rates overflow under a wide Gaussian: narrow it
+            point = self._exact.at(mean, 4 * point.precision)
+            passes += point.passes
+        return State(self._member(family, point), point, 1.0, passes)
+
+    def ask(self, family: Any, state: Any, rng: Any) -> Array:
+        """No points: see `asks`."""
+        return np.empty((0, family.dim))
+
+    def tell(self, family: Any, eta: Array, state: Any, theta: Array, values: Values) -> tuple[State, Info]:
+        """Make one pass, at the next Gaussian, and move there if the bound is not lower."""
+        here, rate = state.point, state.rate
+        precision = here.target if rate == 1 else (1 - rate) * here.precision + rate * here.target
+        there = self._exact.at(here.mean + rate * here.shift, precision)
+        is_better = there.bound >= here.bound - _ROUNDING * (1 + abs(here.bound))
+        passes = state.passes + there.passes
+        if is_better:
+            after = State(self._member(family, there), there, min(1.0, 2 * rate), passes)
+        else:
+            after = state._replace(rate=_SHORTER * rate, passes=passes)
+        info = Info(
+            bound=np.float64(here.bound),
+            h=np.full(2, np.nan),
+            gap=np.float64(after.point.gap),
+            grad_norm=np.linalg.norm(here.gradient),
+            step=np.float64(rate if is_better else 0.0),
+            is_inside=np.True_,
+            is_refused=np.bool_(not is_better),
+        )
+        return after, info
+
+    def exact_bound(self, state: Any) -> float:
+        """The bound at ``state.q``."""
+        return float(state.point.bound)
+
+    def notes(self, state: Any) -> tuple[str, ...]:
+        """How often the data were read."""
+        rows = len(self.regression.data[0])
+        return (
+            f"exact integrals: {state.passes:,} passes over the {rows:,} rows found the Gaussian; the evaluations are the "
+            "fresh draws that judge it",
+        )
+
+    @property
+    def _tol(self) -> float:
+        return _TOL if self.tol is None else positive_number("tol", self.tol)
+
+    @property
+    def _exact(self) -> ExactBound:
+        assert self.bound is not None, "for_model comes first"
+        return self.bound
+
+    def _member(self, family: Any, point: Point) -> Floats:
+        """The point as a member of the family."""
+        return np.concatenate([self._factor(part, point) for part in family.independent_parts])
+
+    def _factor(self, part: Part, point: Point) -> Floats:
+        if isinstance(part.family, InverseGamma):
+            assert point.noise is not None
+            return part.family.member(point.noise._asdict())
+        coefficient = dict(zip(self.columns.coefficients.tolist(), range(len(point.mean)), strict=True))
+        place = np.array([coefficient[column] for column in part.columns])
+        return _gaussian(part.family, point.mean[place], _permuted(point.precision, place))
+
+
+def _permuted(precision: Floats, place: NDArray[np.intp]) -> Floats:
+    return precision[place] if precision.ndim == 1 else precision[np.ix_(place, place)]
+
+
+def _gaussian(family: Any, mean: Floats, precision: Floats) -> Floats:
+    """N(mean, precision^-1) as a member of a Gaussian family."""
+    if precision.ndim == 1:
+        return np.asarray(family.start(mean, 1 / np.sqrt(precision)))
+    unit = 1 / np.sqrt(np.diagonal(precision))
+    root = np.linalg.cholesky(precision * unit[:, None] * unit)
+    inverse = Spread.of_precision(precision).factor / unit[:, None]
+    return np.asarray(family.deform(family.start(mean, unit), np.zeros(len(mean)), inverse, root.T))
