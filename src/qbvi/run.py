@@ -122,6 +122,8 @@ class Run:
                 f"got {self.family.dim:,}; take Patience"
             )
             raise ValueError(msg)
+        if not self.algorithm.asks:  # its bound is exact, however much the draws vary
+            self.verdict = replace(self.verdict, far_off=math.inf)
         self._engine = Engine(Core(self.model, self.family, self.algorithm, self.backend), self.seed)
         self._history = History(self.algorithm.window)
         self._state: Any = None
@@ -663,6 +665,7 @@ class Run:
         evidence, evidence_se = log_evidence(h[0], khat, noise) if is_one_batch else (math.nan, math.nan)
         missing = evidence - float(h.mean())
         if look is not None:
+            look = look if self.algorithm.asks else look.without_draws()
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1])
             stop = self._on_points(stop, look, noise)
         stop = self._ended(self.verdict.on_ratios(stop, h[0], khat, missing), kept.q)

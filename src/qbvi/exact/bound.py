@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from qbvi.exact.quadrature import Expected
 
-__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression"]
+__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression", "Search"]
 
 Floats = NDArray[np.float64]
 
@@ -39,11 +39,21 @@ _WIDEST = 128  # numbers that the quadrature of one row may need
 # Most coefficients of a diagonal Gaussian for which Newton's equations are solved directly.
 # Beyond, the matrix would cost more memory and time than conjugate gradients.
 _MOST_DIRECT = 1_000
+# Factors of the rate: after a step that went too far, and after any other. Full steps oscillate
+# where the curvature depends on the spread, as for counts of zero.
+_SHORTER, _LONGER = 0.5, 1.25
+# With a noise variance, rates up to the second number if the gap shrinks by less than the first.
+_QUICK, _LONGEST = 0.25, 4.0
+_NEAR = 0.01  # gap in nats below which it decides, not the bound, whether a step was good
+_ROUNDING = 1e-12  # relative error of the bound that a step may lose
 _CG_TOLERANCE, _CG_MOST = 0.01, 500  # relative residual, and most products
+_OVERFLOW = np.errstate(over="ignore", invalid="ignore")  # the bound is then minus infinity
 
 
 class Regression(Protocol):
     """Rows that depend on a linear predictor, as `qbvi.models.LinearPredictor` has them."""
+
+    intercept: bool  # whether the first column is one everywhere
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -60,6 +70,15 @@ class GaussianPrior(NamedTuple):
     precision: Floats  # (k,) if diagonal, else (k, k)
     constant: float
 
+    def centred(self, centre: Floats) -> GaussianPrior:
+        """The prior of the coefficients of centred columns; ``centre`` begins with a zero.
+
+        The first coefficient is then the old one plus ``centre . beta``.
+        """
+        matrix = np.diag(self.precision) if self.precision.ndim == 1 else self.precision
+        half = matrix - matrix[:, :1] * centre
+        return GaussianPrior(self.linear - centre * self.linear[0], half - centre[:, None] * half[:1], self.constant)
+
     def slope(self, mean: Floats) -> Floats:
         """Gradient at a point."""
         return self.linear - _product(self.precision, mean)
@@ -67,7 +86,15 @@ class GaussianPrior(NamedTuple):
     def expected(self, mean: Floats, spread: Spread) -> float:
         """Expectation under a Gaussian."""
         centre = self.constant + self.linear @ mean - 0.5 * mean @ _product(self.precision, mean)
-        return float(centre) - 0.5 * spread.trace(self.precision)
+        return float(centre) - 0.5 * self.trace(spread)
+
+    def trace(self, spread: Spread) -> float:
+        """Trace of the precision times a covariance."""
+        if spread.is_diagonal:
+            return float(_diagonal(self.precision) @ spread.factor**2)
+        if self.precision.ndim == 1:
+            return float(self.precision @ _row_squares(spread.factor))
+        return float(np.sum((self.precision @ spread.factor) * spread.factor))
 
 
 class Noise(NamedTuple):
@@ -98,6 +125,7 @@ class Point(NamedTuple):
 
     mean: Floats  # (k,)
     precision: Floats  # (k, k), or (k,) if diagonal
+    spread: Spread
     bound: float  # minus infinity if it is not a number
     shift: Floats  # (k,) from the mean to the next one
     target: Floats  # the next precision
@@ -106,23 +134,45 @@ class Point(NamedTuple):
     noise: Noise | None  # the best factor of the noise variance beside this Gaussian
     passes: int  # over the data, that this point took
 
+    @classmethod
+    def outside(cls, mean: Floats, precision: Floats) -> Point:
+        """A Gaussian that does not exist, or at which the expectations overflow."""
+        none = Spread(precision, precision)
+        return cls(mean, precision, none, -math.inf, 0 * mean, precision, math.inf, 0 * mean, None, 1)
 
-class Spread:
-    """The covariance of a Gaussian as a factor, ``S = L L'``: (k, k), or its diagonal (k,)."""
 
-    def __init__(self, factor: Floats) -> None:
-        self.factor, self.is_diagonal = factor, factor.ndim == 1
+class Search(NamedTuple):
+    """Where a search for the highest bound is."""
+
+    point: Point
+    rate: float  # of the next step
+    passes: int  # over the data so far
+
+
+class Spread(NamedTuple):
+    """The covariance of a Gaussian as a factor, ``S = L L'``, and ``L^-1``; vectors if diagonal."""
+
+    factor: Floats  # (k, k) triangular, or (k,)
+    inverse: Floats  # likewise
 
     @classmethod
     def of_precision(cls, precision: Floats) -> Spread:
-        """The spread with this precision, full or diagonal."""
+        """The spread with this precision, full or diagonal; a LinAlgError if it has none."""
+        if not np.all(_diagonal(precision) > 0):
+            msg = "a precision must be positive definite"
+            raise np.linalg.LinAlgError(msg)
         if precision.ndim == 1:
-            return cls(1 / np.sqrt(precision))
+            return cls(1 / np.sqrt(precision), np.sqrt(precision))
         # Equilibrate first: the factor stays accurate if scales differ by orders of magnitude.
         unit = 1 / np.sqrt(np.diagonal(precision))
         root = np.linalg.cholesky(precision * unit[:, None] * unit)
-        inverse = scipy.linalg.solve_triangular(root, np.eye(len(root)), lower=True)
-        return cls(unit[:, None] * inverse.T)
+        inverse, _ = scipy.linalg.lapack.dtrtri(root, lower=1)
+        return cls(unit[:, None] * inverse.T, root.T / unit)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether the covariance is diagonal."""
+        return self.factor.ndim == 1
 
     @property
     def log_det(self) -> float:
@@ -136,13 +186,6 @@ class Spread:
             return np.asarray(design**2 @ self.factor**2)
         return _row_squares(design @ self.factor)
 
-    def trace(self, matrix: Floats) -> float:
-        """Trace of a matrix, (k, k) or a diagonal (k,), times the covariance."""
-        variances = self.factor**2 if self.is_diagonal else _row_squares(self.factor)
-        if matrix.ndim == 1 or self.is_diagonal:
-            return float((matrix if matrix.ndim == 1 else np.diagonal(matrix)) @ variances)
-        return float(np.sum((matrix @ self.factor) * self.factor))
-
 
 class _Seen(NamedTuple):
     """What one pass over the data finds."""
@@ -150,6 +193,7 @@ class _Seen(NamedTuple):
     value: float  # expected log-likelihood
     slope: Floats  # (k,) its gradient X'g
     curvature: Floats  # X' diag(w) X: (k, k), or its diagonal (k,)
+    trace: float  # of the curvature times the covariance: the sum of w times the variances
     weights: Floats  # (n,) the w; empty where the whole matrix is known
 
 
@@ -166,6 +210,9 @@ class ExactBound:
     noise : Noise, optional
         Prior of the noise variance. The regression's expectations are then those with a variance of
         one, and every bound is that with the best inverse gamma distribution of the variance.
+    centre : array (k,), optional
+        What is subtracted from the rows of the design, zero for the intercept. The coefficients of
+        ``prior`` and of all points are then those of the centred columns.
 
     Examples
     --------
@@ -176,27 +223,36 @@ class ExactBound:
     >>> bound = ExactBound(model, GaussianPrior(np.zeros(1), np.ones(1), -0.5 * np.log(2 * np.pi)))
     >>> point = bound.at(np.array([4 / 3]), np.array([[3.0]]))
     >>> round(point.bound, 6), round(point.gap, 6)
-    (-5.053849, 0.0)
+    (-3.720517, 0.0)
     """
 
     regression: Regression
     prior: GaussianPrior
     noise: Noise | None = None
+    centre: Floats | None = None
+
+    @classmethod
+    def centred(cls, regression: Regression, prior: GaussianPrior, noise: Noise | None = None) -> ExactBound:
+        """The bound in other coordinates, if there is an intercept: with columns of mean zero.
+
+        Columns far from zero are nearly collinear with the intercept, and digits would be lost.
+        """
+        design = regression.data[0]
+        if not regression.intercept:
+            return cls(regression, prior, noise)
+        centre = np.append(0.0, design[:, 1:].mean(axis=0))
+        return cls(regression, prior.centred(centre), noise, centre)
 
     @property
     def rows(self) -> int:
         """Number of rows."""
         return len(self.regression.data[0])
 
-    @property
-    def coefficients(self) -> int:
-        """Number of coefficients."""
-        return int(self.regression.data[0].shape[1])
-
-    def start(self, mean: Floats, is_diagonal: bool) -> Point:
-        """The Gaussian at ``mean`` with the curvature there: Laplace's at that point."""
-        none = Spread(np.zeros(len(mean)) if is_diagonal else np.zeros((len(mean), len(mean))))
-        seen = self._pass(mean, none)
+    @_OVERFLOW
+    def start(self, mean: Floats, is_diagonal: bool) -> Search:
+        """Begin with the Gaussian at ``mean`` that has the curvature there."""
+        none = np.zeros(len(mean)) if is_diagonal else np.zeros((len(mean), len(mean)))
+        seen = self._pass(mean, Spread(none, none))
         precision = self._newton(seen, self._best_noise(seen))
         if not (math.isfinite(seen.value) and np.isfinite(precision).all()):
             msg = (
@@ -204,8 +260,39 @@ class ExactBound:
                 "centre is nearer to the data"
             )
             raise ValueError(msg)
-        return self.at(mean, _diagonal(precision) if is_diagonal else precision)
+        try:
+            Spread.of_precision(precision)
+        except np.linalg.LinAlgError:
+            msg = (
+                "the data do not determine all coefficients, and the prior does not either: columns of `X` are collinear; "
+                "drop some of them, or give the coefficients a Normal prior"
+            )
+            raise ValueError(msg) from None
+        point = self.at(mean, _diagonal(precision) if is_diagonal else precision)
+        passes = 1 + point.passes
+        while not math.isfinite(point.bound):  # rates overflow under a wide Gaussian: narrow it
+            point = self.at(mean, 4 * point.precision)
+            passes += point.passes
+        return Search(point, 1.0, passes)
 
+    def step(self, search: Search) -> Search:
+        """Go towards the next Gaussian, and stay if the bound is lower there.
+
+        The precision is a mixture of the present and the next one, with the rate as its weight.
+        """
+        here, rate = search.point, search.rate
+        precision = here.target if rate == 1 else (1 - rate) * here.precision + rate * here.target
+        there = self.at(here.mean + rate * here.shift, precision)
+        is_better = _is_better(there, here)
+        if there.gap > here.gap or not is_better:  # it went too far
+            rate *= _SHORTER
+        elif rate < 1:
+            rate = min(1.0, _LONGER * rate)
+        elif self.noise is not None and there.gap > _QUICK * here.gap:  # the variance lags behind
+            rate = min(_LONGEST, _LONGER * rate)
+        return Search(there if is_better else here, rate, search.passes + there.passes)
+
+    @_OVERFLOW
     def at(self, mean: Floats, precision: Floats) -> Point:
         r"""The bound of N(mean, precision^-1), and a step of Newton and of the natural gradient.
 
@@ -216,24 +303,27 @@ class ExactBound:
         Both parts of the step lead uphill. The divergence of q from the next Gaussian is the gain
         of the step if the bound is quadratic.
         """
-        spread = _spread(precision)
+        try:
+            return self._at(mean, precision, Spread.of_precision(precision))
+        except np.linalg.LinAlgError:  # also if one row outweighs the others by more digits than there are
+            return Point.outside(mean, precision)
+
+    def _at(self, mean: Floats, precision: Floats, spread: Spread) -> Point:
         seen = self._pass(mean, spread)
         noise = self._best_noise(seen)
         bound = self._bound(mean, spread, seen, noise)
-        gradient = (1.0 if noise is None else noise.precision) * seen.slope + self.prior.slope(mean)
+        scale = 1.0 if noise is None else noise.precision
+        gradient = scale * seen.slope + self.prior.slope(mean)
         newton = self._newton(seen, noise)
         if not (math.isfinite(bound) and np.isfinite(newton).all() and np.isfinite(gradient).all()):
-            return Point(mean, precision, -math.inf, 0 * mean, precision, math.inf, gradient, noise, 1)
+            return Point.outside(mean, precision)
         target = newton if precision.ndim == 2 else _diagonal(newton)
-        shift, products = self._solve(newton, seen.weights, noise, gradient)
-        gap = 0.5 * float(gradient @ shift) + _divergence(spread, target)
-        return Point(mean, precision, bound, shift, target, gap, gradient, noise, 1 + products)
-
-    def value(self, mean: Floats, factor: Floats) -> float:
-        """The bound of N(mean, L L'), with a triangular L or a vector of standard deviations."""
-        spread = Spread(factor)
-        seen = self._pass(mean, spread)
-        return self._bound(mean, spread, seen, self._best_noise(seen))
+        shift, log_det, products = self._solve(newton, seen.weights, noise, gradient)
+        if target.ndim == 1:
+            log_det = float(np.sum(np.log(target)))
+        trace = self.prior.trace(spread) + scale * seen.trace
+        gap = 0.5 * float(gradient @ shift) + 0.5 * max(0.0, trace - len(mean) - log_det - 2 * spread.log_det)
+        return Point(mean, precision, spread, bound, shift, target, gap, gradient, noise, 1 + products)
 
     def _bound(self, mean: Floats, spread: Spread, seen: _Seen, noise: Noise | None) -> float:
         entropy = spread.log_det + 0.5 * len(mean) * (1 + _LOG_2PI)
@@ -258,12 +348,14 @@ class ExactBound:
     def _pass(self, mean: Floats, spread: Spread) -> _Seen:
         k = len(mean)
         is_direct = not spread.is_diagonal or k <= _MOST_DIRECT
-        value, slope = 0.0, np.zeros(k)
+        value, trace, slope = 0.0, 0.0, np.zeros(k)
         curvature = np.zeros((k, k) if is_direct else k)
         weights = np.empty(0 if is_direct else self.rows)
         for rows, design, rest in self._chunks():
-            found = self.regression.expected_of(design @ mean, spread.variances(design), *rest)
+            variances = spread.variances(design)
+            found = self.regression.expected_of(design @ mean, variances, *rest)
             value += float(np.sum(found.value))
+            trace -= float(found.curvature @ variances)
             slope += found.slope @ design
             if is_direct:
                 scaled = np.sqrt(-found.curvature)[:, None] * design
@@ -271,20 +363,23 @@ class ExactBound:
             else:
                 weights[rows] = -found.curvature
                 curvature -= found.curvature @ design**2
-        return _Seen(value, slope, curvature, weights)
+        return _Seen(value, slope, curvature, trace, weights)
 
     def _chunks(self) -> Iterator[tuple[slice, Floats, list[Floats]]]:
         """The rows in parts, so that memory does not grow with their number."""
         design, *rest = self.regression.data
-        size = max(1, _CHUNK // max(self.coefficients, _WIDEST))
+        size = max(1, _CHUNK // max(design.shape[1], _WIDEST))
         for first in range(0, self.rows, size):
             rows = slice(first, first + size)
-            yield rows, design[rows], [part[rows] for part in rest]
+            part = design[rows] if self.centre is None else design[rows] - self.centre
+            yield rows, part, [column[rows] for column in rest]
 
-    def _solve(self, newton: Floats, weights: Floats, noise: Noise | None, gradient: Floats) -> tuple[Floats, int]:
-        """Newton's shift of the mean, and the passes over the data that it took."""
+    def _solve(
+        self, newton: Floats, weights: Floats, noise: Noise | None, gradient: Floats
+    ) -> tuple[Floats, float, int]:
+        """Newton's shift of the mean, the matrix's log-determinant, and passes that it took."""
         if newton.ndim == 2:
-            return _solved(newton, gradient), 0
+            return *_solved(newton, gradient), 0
         scale = 1.0 if noise is None else noise.precision
 
         def product(v: Floats) -> Floats:
@@ -293,25 +388,23 @@ class ExactBound:
                 found += scale * ((weights[rows] * (design @ v)) @ design)
             return found
 
-        return _conjugate_gradients(product, newton, gradient)
+        shift, products = _conjugate_gradients(product, newton, gradient)
+        return shift, math.nan, products
 
 
-def _spread(precision: Floats) -> Spread:
-    try:
-        return Spread.of_precision(precision)
-    except np.linalg.LinAlgError:
-        msg = (
-            "the data do not determine all coefficients, and the prior does not either: columns of `X` are collinear; "
-            "drop some of them, or give the coefficients a Normal prior"
-        )
-        raise ValueError(msg) from None
+def _is_better(there: Point, here: Point) -> bool:
+    """Whether the bound is higher or, near the optimum where that is rounding, the gap smaller."""
+    if there.gap < here.gap < _NEAR:
+        return True
+    return there.bound >= here.bound - _ROUNDING * (1 + abs(here.bound))
 
 
-def _solved(matrix: Floats, right: Floats) -> Floats:
-    """Solve a positive definite system; scaled, so that units do not matter."""
+def _solved(matrix: Floats, right: Floats) -> tuple[Floats, float]:
+    """Solve a positive definite system, scaled, so that units do not matter; with the log-det."""
     unit = 1 / np.sqrt(np.diagonal(matrix))
     factor = scipy.linalg.cho_factor(matrix * unit[:, None] * unit, lower=True, check_finite=False)
-    return np.asarray(unit * scipy.linalg.cho_solve(factor, unit * right, check_finite=False))
+    solution = unit * scipy.linalg.cho_solve(factor, unit * right, check_finite=False)
+    return np.asarray(solution), 2 * float(np.sum(np.log(np.diagonal(factor[0]) / unit)))
 
 
 def _conjugate_gradients(product: Any, diagonal: Floats, right: Floats) -> tuple[Floats, int]:
@@ -329,13 +422,6 @@ def _conjugate_gradients(product: Any, diagonal: Floats, right: Floats) -> tuple
         before, size = size, float(residual @ conditioned)
         direction = conditioned + size / before * direction
     return x, _CG_MOST
-
-
-def _divergence(spread: Spread, target: Floats) -> float:
-    """KL(N(0, S) || N(0, target^-1))."""
-    log_det = float(np.sum(np.log(target))) if target.ndim == 1 else float(np.linalg.slogdet(target)[1])
-    k = len(spread.factor)
-    return max(0.0, 0.5 * (spread.trace(target) - k - log_det - 2 * spread.log_det))
 
 
 def _product(precision: Floats, v: Floats) -> Floats:

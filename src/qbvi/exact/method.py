@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -13,7 +13,7 @@ from qbvi.arguments import positive_number
 from qbvi.arrays import Array, to_numpy
 from qbvi.distributions import InverseGamma as InverseGammaPrior
 from qbvi.ending import Stop, StopKind
-from qbvi.exact.bound import ExactBound, GaussianPrior, Noise, Point, Regression, Spread
+from qbvi.exact.bound import ExactBound, GaussianPrior, Noise, Point, Regression, Search
 from qbvi.families import DiagonalGaussian, Family, Gaussian, InverseGamma
 from qbvi.families.base import Part
 from qbvi.model import Model
@@ -27,9 +27,7 @@ Floats = NDArray[np.float64]
 
 _TOL = 1e-8  # nats to the best member of the family: passes converge fast, so digits are cheap
 _MOST_ITERATIONS = 500
-_SHORTER = 0.25  # factor of the rate after a step that does not raise the bound
-_MOST_REJECTED = 20  # consecutive such steps after which the fit gives up
-_ROUNDING = 1e-12  # relative error of the bound that a step may lose
+_MOST_REJECTED = 20  # consecutive steps without a higher bound after which the fit gives up
 # Fresh draws: values of the log-likelihood of all rows, of at most so many rows in all.
 _FRESH_ROWS, _FEWEST_FRESH, _MOST_FRESH = 2 * 10**7, 64, 1_000
 
@@ -45,9 +43,7 @@ class State(NamedTuple):
     """The current member, with the bound and the next step."""
 
     q: Floats
-    point: Point
-    rate: float  # of the next step
-    passes: int  # over the data so far
+    search: Search
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,8 @@ class Exact(Algorithm):
     regression: Regression
     columns: Columns
     tol: float | None = None
-    bound: ExactBound | None = field(default=None, init=False)
+    prior: GaussianPrior | None = field(default=None, init=False)
+    noise: Noise | None = field(default=None, init=False)
 
     def __repr__(self) -> str:
         return f"Exact(tol={self._tol:g})"
@@ -136,15 +133,15 @@ class Exact(Algorithm):
     def for_model(self, model: Model) -> Self:
         """The method with the prior of this model."""
         linear, precision = model.quadratic_prior()
-        at, noise = self.columns.coefficients, None
-        priors = {p.name: p.distribution for p in model.parameters}
-        if self.columns.noise is not None:
-            noise = Noise(**{name: np.asarray(value).item() for name, value in priors[self.columns.noise].parameters().items()})
-        taken = [] if self.columns.noise is None else [self.columns.noise]
+        at, taken = self.columns.coefficients, [] if self.columns.noise is None else [self.columns.noise]
+        noises = [p.distribution.parameters() or {} for p in model.parameters if p.name in taken]
         constant = float(to_numpy(model.remaining_log_prior(np.ones((1, model.dim)), taken))[0])
         own = precision[at] if precision.ndim == 1 else precision[np.ix_(at, at)]
         made = replace(self)
-        object.__setattr__(made, "bound", ExactBound(self.regression, GaussianPrior(linear[at], own, constant), noise))
+        object.__setattr__(made, "prior", GaussianPrior(linear[at], own, constant))
+        object.__setattr__(
+            made, "noise", Noise(*(noises[0][name].item() for name in Noise._fields)) if noises else None
+        )
         return made
 
     def fresh_draws(self, n_evals: int) -> int:
@@ -158,14 +155,11 @@ class Exact(Algorithm):
 
     def init(self, family: Any, q: Array) -> State:
         """Two passes: the curvature at the start, and the bound of the Gaussian that it gives."""
-        mean = to_numpy(family.mean(q))[self.columns.coefficients]
-        is_diagonal = any(isinstance(part.family, DiagonalGaussian) for part in family.independent_parts)
-        point = self._exact.start(mean, is_diagonal)
-        passes = 1 + point.passes
-        while not math.isfinite(point.bound):  # rates overflow under a wide Gaussian: narrow it
-            point = self._exact.at(mean, 4 * point.precision)
-            passes += point.passes
-        return State(self._member(family, point), point, 1.0, passes)
+        bound, mean = self._bound_in(family), to_numpy(family.mean(q))[self.columns.coefficients]
+        if bound.centre is not None:
+            mean[0] += bound.centre @ mean
+        search = bound.start(mean, _is_diagonal(family))
+        return State(self._member(family, search.point), search)
 
     def ask(self, family: Any, state: Any, rng: Any) -> Array:
         """No points: see `asks`."""
@@ -173,46 +167,47 @@ class Exact(Algorithm):
 
     def tell(self, family: Any, eta: Array, state: Any, theta: Array, values: Values) -> tuple[State, Info]:
         """Make one pass, at the next Gaussian, and move there if the bound is not lower."""
-        here, rate = state.point, state.rate
-        precision = here.target if rate == 1 else (1 - rate) * here.precision + rate * here.target
-        there = self._exact.at(here.mean + rate * here.shift, precision)
-        is_better = there.bound >= here.bound - _ROUNDING * (1 + abs(here.bound))
-        passes = state.passes + there.passes
-        if is_better:
-            after = State(self._member(family, there), there, min(1.0, 2 * rate), passes)
-        else:
-            after = state._replace(rate=_SHORTER * rate, passes=passes)
+        here, search = state.search.point, self._bound_in(family).step(state.search)
+        is_moved = search.point is not here
+        after = State(self._member(family, search.point) if is_moved else state.q, search)
         info = Info(
             bound=np.float64(here.bound),
             h=np.full(2, np.nan),
-            gap=np.float64(after.point.gap),
+            gap=np.float64(search.point.gap),
             grad_norm=np.linalg.norm(here.gradient),
-            step=np.float64(rate if is_better else 0.0),
+            step=np.float64(state.search.rate if is_moved else 0.0),
             is_inside=np.True_,
-            is_refused=np.bool_(not is_better),
+            is_refused=np.bool_(not is_moved),
         )
         return after, info
 
     def exact_bound(self, state: Any) -> float:
         """The bound at ``state.q``."""
-        return float(state.point.bound)
+        return float(state.search.point.bound)
 
     def notes(self, state: Any) -> tuple[str, ...]:
         """How often the data were read."""
         rows = len(self.regression.data[0])
-        return (
-            f"exact integrals: {state.passes:,} passes over the {rows:,} rows found the Gaussian; the evaluations are the "
-            "fresh draws that judge it",
-        )
+        passes = f"{state.search.passes:,} passes over the {rows:,} rows found the posterior, by exact integrals"
+        return (f"{passes}; the evaluations are those of the fresh draws that judge it",)
 
     @property
     def _tol(self) -> float:
         return _TOL if self.tol is None else positive_number("tol", self.tol)
 
-    @property
-    def _exact(self) -> ExactBound:
-        assert self.bound is not None, "for_model comes first"
-        return self.bound
+    def _bound_in(self, family: Family) -> ExactBound:
+        return self._uncentred if _is_diagonal(family) else self._centred
+
+    @cached_property
+    def _centred(self) -> ExactBound:
+        assert self.prior is not None, "for_model comes first"
+        return ExactBound.centred(self.regression, self.prior, self.noise)
+
+    @cached_property
+    def _uncentred(self) -> ExactBound:
+        """A diagonal covariance would not stay diagonal in other coordinates."""
+        assert self.prior is not None, "for_model comes first"
+        return ExactBound(self.regression, self.prior, self.noise)
 
     def _member(self, family: Any, point: Point) -> Floats:
         """The point as a member of the family."""
@@ -224,18 +219,16 @@ class Exact(Algorithm):
             return part.family.member(point.noise._asdict())
         coefficient = dict(zip(self.columns.coefficients.tolist(), range(len(point.mean)), strict=True))
         place = np.array([coefficient[column] for column in part.columns])
-        return _gaussian(part.family, point.mean[place], _permuted(point.precision, place))
+        if isinstance(part.family, DiagonalGaussian):
+            return to_numpy(part.family.start(point.mean[place], point.spread.factor[place]))
+        assert isinstance(part.family, Gaussian)
+        mean, factor, inverse = point.mean.copy(), point.spread.factor.copy(), point.spread.inverse
+        if self._centred.centre is not None:
+            mean[0] -= self._centred.centre @ mean
+            factor[0] -= self._centred.centre @ factor
+            inverse = inverse + inverse[:, :1] * self._centred.centre
+        return to_numpy(part.family.from_factor(mean[place], factor[place], inverse[:, place]))
 
 
-def _permuted(precision: Floats, place: NDArray[np.intp]) -> Floats:
-    return precision[place] if precision.ndim == 1 else precision[np.ix_(place, place)]
-
-
-def _gaussian(family: Any, mean: Floats, precision: Floats) -> Floats:
-    """N(mean, precision^-1) as a member of a Gaussian family."""
-    if precision.ndim == 1:
-        return np.asarray(family.start(mean, 1 / np.sqrt(precision)))
-    unit = 1 / np.sqrt(np.diagonal(precision))
-    root = np.linalg.cholesky(precision * unit[:, None] * unit)
-    inverse = Spread.of_precision(precision).factor / unit[:, None]
-    return np.asarray(family.deform(family.start(mean, unit), np.zeros(len(mean)), inverse, root.T))
+def _is_diagonal(family: Family) -> bool:
+    return any(isinstance(part.family, DiagonalGaussian) for part in family.independent_parts)

@@ -67,7 +67,7 @@ def expected_softplus(mean: Floats, var: Floats) -> Expected:
     Examples
     --------
     >>> expected_softplus(np.zeros(2), np.array([0.0, 1e4])).value.round(3)  # log 2, and large
-    array([ 0.693, 39.9  ])
+    array([ 0.693, 39.901])
     """
     sd = np.sqrt(var)
     found = Expected(*(np.empty_like(sd) for _ in range(3)))

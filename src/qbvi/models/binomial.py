@@ -60,7 +60,9 @@ class Binomial(LinearPredictor):
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log binomial probabilities."""
         y, trials = data
-        return np.asarray(_log_ways(y, trials) + y * scipy.special.log_expit(eta) + (trials - y) * scipy.special.log_expit(-eta))
+        return np.asarray(
+            _log_ways(y, trials) + y * scipy.special.log_expit(eta) + (trials - y) * scipy.special.log_expit(-eta)
+        )
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """Successes less their expected number."""

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrange import arrange
-from qbvi.exact import Exact, Expected
 from qbvi.exact import Columns as ExactColumns
+from qbvi.exact import Exact, Expected
 from qbvi.model import Model
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
