@@ -17,7 +17,7 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import log_evidence, missing_error, pareto_khat
+from qbvi.diagnostics import Khat, judge_khat, log_evidence, missing_error, pareto_khat
 from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
@@ -691,7 +691,8 @@ class Run:
         bound = None if self._state is None else self.algorithm.exact_bound(self._state)
         if bound is None:
             return report
-        error = missing_error(h) if math.isfinite(report.evidence_se) else report.evidence_se
+        is_slight = judge_khat(report.khat, report.khat_draws, report.missing) is Khat.NEGLIGIBLE
+        error = missing_error(h) if is_slight or math.isfinite(report.evidence_se) else report.evidence_se
         evidence = bound + report.missing
         return replace(report, elbo=bound, elbo_se=0.0, evidence=evidence, evidence_se=error, missing_se=error)
 

@@ -75,7 +75,13 @@ def _run(args: argparse.Namespace) -> None:
     choice, test = _tables(args)
     folder = _folder(args.out)
     recipe, model = choice.recipe, choice.recipe.trained(choice.table)
-    options = {"method": args.method, "family": args.family, "tol": args.tol, "max_evals": args.max_evals, "seed": args.seed}
+    options = {
+        "method": args.method,
+        "family": args.family,
+        "tol": args.tol,
+        "max_evals": args.max_evals,
+        "seed": args.seed,
+    }
     fit = model.fit(recipe.prior_of(model), on_failure="exclude", **options)
     tables = {"train": choice.table} | ({} if test is None else {"test": test})
     scores = {part: recipe.scores(fit, table, Spread(seed=args.seed)) for part, table in tables.items()}
