@@ -28,8 +28,8 @@ Floats = NDArray[np.float64]
 _TOL = 1e-8  # nats to the best member of the family: passes converge fast, so digits are cheap
 _MOST_ITERATIONS = 500
 _MOST_REJECTED = 20  # consecutive steps without a higher bound after which the fit gives up
-# Fresh draws: values of the log-likelihood of all rows, of at most so many rows in all.
-_FRESH_ROWS, _FEWEST_FRESH, _MOST_FRESH = 2 * 10**7, 64, 1_000
+# Fresh draws: so many that they read the design's numbers this often in all, within limits.
+_FRESH_NUMBERS, _FEWEST_FRESH, _MOST_FRESH = 4 * 10**8, 64, 1_000
 
 
 class Columns(NamedTuple):
@@ -145,9 +145,8 @@ class Exact(Algorithm):
         return made
 
     def fresh_draws(self, n_evals: int) -> int:
-        """1,000, and fewer from 20,000 rows on."""
-        rows = len(self.regression.data[0])
-        return min(max(_FRESH_ROWS // rows, _FEWEST_FRESH), _MOST_FRESH)
+        """1,000, and fewer for designs of more than 400,000 numbers."""
+        return min(max(_FRESH_NUMBERS // self.regression.data[0].size, _FEWEST_FRESH), _MOST_FRESH)
 
     def start_scale(self, scale: Array) -> Array:
         """That of the prior; the first pass replaces it."""
