@@ -47,7 +47,16 @@ _QUICK, _LONGEST = 0.25, 4.0
 _NEAR = 0.01  # gap in nats below which it decides, not the bound, whether a step was good
 _ROUNDING = 1e-12  # relative error of the bound that a step may lose
 _CG_TOLERANCE, _CG_MOST = 0.01, 500  # relative residual, and most products
+_MOST_HALVINGS = 30  # of the spread at the start
 _OVERFLOW = np.errstate(over="ignore", invalid="ignore")  # the bound is then minus infinity
+_OVERFLOWS = (
+    "the log-likelihood overflows at the start of the fit: give an `init` where it is finite, or a prior whose centre "
+    "is nearer to the data"
+)
+_NOT_DETERMINED = (
+    "the data do not determine all coefficients, and the prior does not either: columns of `X` are collinear; drop some "
+    "of them, or give the coefficients a Normal prior"
+)
 
 
 class Regression(Protocol):
@@ -83,10 +92,9 @@ class GaussianPrior(NamedTuple):
         """Gradient at a point."""
         return self.linear - _product(self.precision, mean)
 
-    def expected(self, mean: Floats, spread: Spread) -> float:
-        """Expectation under a Gaussian."""
-        centre = self.constant + self.linear @ mean - 0.5 * mean @ _product(self.precision, mean)
-        return float(centre) - 0.5 * self.trace(spread)
+    def at(self, mean: Floats) -> float:
+        """Log density at a point; a Gaussian's expectation is less by half of `trace`."""
+        return float(self.constant + self.linear @ mean - 0.5 * mean @ _product(self.precision, mean))
 
     def trace(self, spread: Spread) -> float:
         """Trace of the precision times a covariance."""
@@ -255,25 +263,18 @@ class ExactBound:
         seen = self._pass(mean, Spread(none, none))
         precision = self._newton(seen, self._best_noise(seen))
         if not (math.isfinite(seen.value) and np.isfinite(precision).all()):
-            msg = (
-                "the log-likelihood overflows at the start of the fit: give an `init` where it is finite, or a prior whose "
-                "centre is nearer to the data"
-            )
-            raise ValueError(msg)
+            raise ValueError(_OVERFLOWS)
         try:
             Spread.of_precision(precision)
         except np.linalg.LinAlgError:
-            msg = (
-                "the data do not determine all coefficients, and the prior does not either: columns of `X` are collinear; "
-                "drop some of them, or give the coefficients a Normal prior"
-            )
-            raise ValueError(msg) from None
-        point = self.at(mean, _diagonal(precision) if is_diagonal else precision)
-        passes = 1 + point.passes
-        while not math.isfinite(point.bound):  # rates overflow under a wide Gaussian: narrow it
-            point = self.at(mean, 4 * point.precision)
+            raise ValueError(_NOT_DETERMINED) from None
+        passes, own = 1, _diagonal(precision) if is_diagonal else precision
+        for halvings in range(_MOST_HALVINGS):  # of the spread: rates overflow under a wide Gaussian
+            point = self.at(mean, 4.0**halvings * own)
             passes += point.passes
-        return Search(point, 1.0, passes)
+            if math.isfinite(point.bound):
+                return Search(point, 1.0, passes)
+        raise ValueError(_OVERFLOWS)
 
     def step(self, search: Search) -> Search:
         """Go towards the next Gaussian, and stay if the bound is lower there.
@@ -311,7 +312,9 @@ class ExactBound:
     def _at(self, mean: Floats, precision: Floats, spread: Spread) -> Point:
         seen = self._pass(mean, spread)
         noise = self._best_noise(seen)
-        bound = self._bound(mean, spread, seen, noise)
+        trace = self.prior.trace(spread)
+        entropy = spread.log_det + 0.5 * len(mean) * (1 + _LOG_2PI)
+        bound = self._log_likelihood(seen, noise) + self.prior.at(mean) - 0.5 * trace + entropy
         scale = 1.0 if noise is None else noise.precision
         gradient = scale * seen.slope + self.prior.slope(mean)
         newton = self._newton(seen, noise)
@@ -321,16 +324,15 @@ class ExactBound:
         shift, log_det, products = self._solve(newton, seen.weights, noise, gradient)
         if target.ndim == 1:
             log_det = float(np.sum(np.log(target)))
-        trace = self.prior.trace(spread) + scale * seen.trace
-        gap = 0.5 * float(gradient @ shift) + 0.5 * max(0.0, trace - len(mean) - log_det - 2 * spread.log_det)
+        change = trace + scale * seen.trace - len(mean) - log_det - 2 * spread.log_det
+        gap = 0.5 * float(gradient @ shift) + 0.5 * max(0.0, change)
         return Point(mean, precision, spread, bound, shift, target, gap, gradient, noise, 1 + products)
 
-    def _bound(self, mean: Floats, spread: Spread, seen: _Seen, noise: Noise | None) -> float:
-        entropy = spread.log_det + 0.5 * len(mean) * (1 + _LOG_2PI)
-        rest = self.prior.expected(mean, spread) + entropy
+    def _log_likelihood(self, seen: _Seen, noise: Noise | None) -> float:
+        """Its expectation, with the prior and the entropy of the noise variance if there is one."""
         if noise is None or self.noise is None:
-            return seen.value + rest
-        return noise.log_evidence(self.noise, self.rows) + rest
+            return seen.value
+        return noise.log_evidence(self.noise, self.rows)
 
     def _best_noise(self, seen: _Seen) -> Noise | None:
         if self.noise is None:

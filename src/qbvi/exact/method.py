@@ -187,8 +187,8 @@ class Exact(Algorithm):
     def notes(self, state: Any) -> tuple[str, ...]:
         """How often the data were read."""
         rows = len(self.regression.data[0])
-        passes = f"{state.search.passes:,} passes over the {rows:,} rows found the posterior, by exact integrals"
-        return (f"{passes}; the evaluations are those of the fresh draws that judge it",)
+        passes = f"{state.search.passes:,} passes over the {rows:,} rows computed exact integrals"
+        return (f"{passes}; the evaluations are those of the fresh draws that judge the result",)
 
     @property
     def _tol(self) -> float:

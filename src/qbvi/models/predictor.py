@@ -89,7 +89,8 @@ class LinearPredictor(DesignModel):
         model, posterior = arrange(prior, family)
         exact = Exact(self, self._columns_of(model), options.get("tol"))
         objection = exact.objection(model, posterior)
-        if not objection and (method == "exact" or not any(options.get(name) is not None for name in _BLACK_BOX)):
+        is_black_box = any(options.get(name) is not None for name in _BLACK_BOX)
+        if not objection and (method == "exact" or not is_black_box):
             return {**options, "method": exact, "family": family}
         if method == "exact":
             msg = f"`method` can be 'exact' only where all integrals are known: {objection}; take method='auto'"
@@ -101,9 +102,12 @@ class LinearPredictor(DesignModel):
         return family
 
     def _columns_of(self, model: Model) -> ExactColumns:
-        """Where the parameters are among the coordinates of the model."""
-        numbered, _ = self._laid_out(model.constrain(np.arange(model.dim, dtype=np.float64)[None]))
-        coefficients = numbered[0, : len(self.coefficients)].astype(np.intp)
+        """Where the parameters are among the coordinates of the model.
+
+        Each coordinate has its number over their number as its value: no map overflows there.
+        """
+        numbered, _ = self._laid_out(model.constrain(np.arange(model.dim)[None] / model.dim))
+        coefficients = np.rint(model.dim * numbered[0, : len(self.coefficients)]).astype(np.intp)
         return ExactColumns(coefficients, *self.further_names)
 
     def _gradient(self, flat: Floats) -> Floats:
