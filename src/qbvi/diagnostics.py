@@ -21,6 +21,7 @@ __all__ = [
     "khat_limit",
     "left_open",
     "log_evidence",
+    "missing_error",
     "missing_nats",
     "pareto_khat",
     "smoothed_weights",
