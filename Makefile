@@ -33,6 +33,7 @@ lint: .venv/ready
 
 bench: .venv/ready  ## print the measured tables; takes minutes
 	$(BIN)/python benchmarks/library_time.py
+	$(ONE_CORE) $(BIN)/python benchmarks/exact.py
 	$(BIN)/python benchmarks/paper_settings.py
 	$(BIN)/python benchmarks/evaluations.py --peers
 	$(BIN)/python benchmarks/parallel.py

@@ -146,7 +146,16 @@ def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | No
     if len(ratios.h) < 2:
         msg = f"`n` must be larger: of {n} draws from this posterior {len(ratios.h)} had a finite value"
         raise ValueError(msg)
-    return replace(checked, report=_judged(replace(report, **ratios.figures()), ratios))
+    return replace(checked, report=_judged(_figured(report, ratios), ratios))
+
+
+def _figured(report: Report, ratios: Ratios) -> Report:
+    """The report with the figures of the draws, but with its own bound if that is exact."""
+    found = replace(report, **ratios.figures())
+    if report.elbo_se != 0:
+        return found
+    evidence = report.elbo + found.missing
+    return replace(found, elbo=report.elbo, elbo_se=0.0, evidence=evidence, evidence_se=found.missing_se)
 
 
 def _noise(fit: Fit, returned: Floats) -> tuple[Floats, float]:

@@ -24,6 +24,7 @@ __all__ = [
     "khat_limit",
     "left_open",
     "log_evidence",
+    "missing_error",
     "missing_nats",
     "pareto_khat",
     "smoothed_weights",
@@ -196,6 +197,19 @@ class Judged(NamedTuple):
         """Residuals of mini-batches say nothing about q."""
         nothing = float("nan")
         return cls(nothing, ("k-hat is not computed from mini-batches",), Figures(*4 * (nothing,)), h[0], nothing)
+
+
+def missing_error(h: NDArray[np.float64]) -> float:
+    """Standard error of the missing nats, ``log mean exp(h) - mean(h)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> missing_error(np.array([-3.0, -3.0, -3.0]))
+    0.0
+    """
+    ratios = np.exp(h - h.max())
+    return float((ratios / ratios.mean() - h).std(ddof=1) / np.sqrt(h.size))
 
 
 def khat_error(khat: float, n: int) -> float:

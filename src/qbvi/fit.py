@@ -113,6 +113,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"free"``, ``"regression"``, ``"mean-field"`` or ``"ridge"``,
         - ``"paper"``: the paper's algorithm, see `qbvi.paper`,
         - ``"bbvi"``, ``"cgvb"`` or ``"mgvb"``: methods to compare with, see `qbvi.baselines`.
+
+        ``"exact"`` is for ready-made regressions, not for functions: see `qbvi.models`.
     family
         The form of the posterior.
 

@@ -98,8 +98,17 @@ def _pays(task: Task) -> bool:
     return evals is None or evals >= _FEWEST_EVALS * d
 
 
+def _of_a_model(task: Task) -> Algorithm:
+    msg = (
+        "`method` can be 'exact' only for a ready-made regression, as in qbvi.models.Logistic(X, y).fit(method='exact'): "
+        "the integrals of a black box are not known"
+    )
+    raise ValueError(msg)
+
+
 METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "auto": automatic,
+    "exact": _of_a_model,
     "paper": lambda task: paper(),
     "free": lambda task: Free(tol=task.missing),
     "regression": lambda task: Regression(tol=task.gap),

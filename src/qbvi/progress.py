@@ -102,7 +102,7 @@ class Progress:
         to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
         parts = [
             f"iteration {len(history):,}",
-            f"{history.n_evals[-1]:,} evaluations",
+            f"{history.n_evals[-1]:,} evaluations" if history.n_evals[-1] else "",
             f"bound {history.elbo_smooth[-1]:,.3f}",
             f"step {history.step[-1]:.2g}",
             "" if to_go is None else f"about {_rounded(to_go):,} to go",

@@ -143,6 +143,18 @@ class Algorithm(ABC):
         """
         return self
 
+    @property
+    def asks(self) -> bool:
+        """Whether the iterations need values of the function.
+
+        Otherwise `ask` returns no points, and only fresh draws from the result are evaluated.
+        """
+        return True
+
+    def exact_bound(self, state: Any) -> float | None:
+        """The lower bound at ``state.q`` if the method knows it exactly, as few methods do."""
+        return None
+
     def is_exploring(self, state: Any) -> bool:
         """Whether the next points belong to a search for a start.
 

@@ -17,7 +17,7 @@ from qbvi.backends import HOST, Backend
 from qbvi.chunks import CompiledSteps, Replay
 from qbvi.conversation import Conversation, Iterate, Kept, Request, Snapshot, Unconstrained
 from qbvi.core import LARGEST_TRACED, Core, Engine, Iteration
-from qbvi.diagnostics import Judged
+from qbvi.diagnostics import Judged, Khat, judge_khat, missing_error
 from qbvi.earlier import Earlier, Probed
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated, EvaluationError
@@ -123,6 +123,8 @@ class Run:
                 f"got {self.family.dim:,}; take Patience"
             )
             raise ValueError(msg)
+        if not self.algorithm.asks:  # its bound is exact, however much the draws vary
+            self.verdict = replace(self.verdict, far_off=math.inf)
         self._engine = Engine(Core(self.model, self.family, self.algorithm, self.backend), self.seed)
         self._history = History(self.algorithm.window)
         self._state: Any = None
@@ -236,6 +238,8 @@ class Run:
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
+        if not self.algorithm.asks:
+            return self._take(np.empty((0, self.family.dim)), _NO_VALUES, progress)
         before = self._engine.draws.bit_generator.state, self._engine.rows.bit_generator.state, self._counts()
         theta = self._engine.ask(self._state, len(self._history))
         stop = self._unaffordable(len(theta) - len(self._given_at(theta)))
@@ -338,7 +342,9 @@ class Run:
             sd=to_numpy(iteration.sd),
             gap=float(info.gap),
         )
-        if h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
+        if not self.algorithm.asks:  # the step is exact, so its result is better than its start
+            self._kept = Kept(self._state.q, h)
+        elif h.size > 1 and (self.algorithm.keep == "last" or self._history.best == len(self._history) - 1):
             self._kept = Kept(iteration.left, h)
         progress.update(self._history)
 
@@ -360,8 +366,8 @@ class Run:
         - the budget has room for several more.
         """
         fresh = self.algorithm.fresh_draws(self.black_box.n_evals)
-        can_go_on = self.algorithm.keep == "last" and not self._is_partial and self._looks < self.verdict.most_looks
-        if not can_go_on or self._left() < _RESERVED_LOOKS * fresh:
+        can_go_on = self.algorithm.keep == "last" and self.algorithm.asks and not self._is_partial
+        if not can_go_on or self._looks >= self.verdict.most_looks or self._left() < _RESERVED_LOOKS * fresh:
             return False
         # Methods need pairs of draws.
         self._look = yield from self._look_at(self._state.q, fresh + fresh % 2)
@@ -674,6 +680,7 @@ class Run:
         means = h[0] if is_one_batch else h.mean(axis=1)
         judged = Judged.by(h[0], self._noise(kept, look)) if is_one_batch else Judged.unknown(h)
         if look is not None:
+            look = look if self.algorithm.asks else look.without_draws()
             stop = self.verdict.judge(stop, look, self._history.gap[-1], self._history.elbo_smooth[-1])
             stop = self._on_points(stop, look)
         stop = self.verdict.on_ratios(stop, judged.ratios, judged.khat, judged.proven)
@@ -687,7 +694,20 @@ class Run:
             khat_draws=int(h[0].size),
             **judged.figures._asdict(),
         )
-        return Fit(self.model, self.family, to_numpy(kept.q), figures)
+        return Fit(self.model, self.family, to_numpy(kept.q), self._with_exact_bound(figures, h[0]))
+
+    def _with_exact_bound(self, report: Report, h: Floats) -> Report:
+        """Replace the estimate of the bound where the method knows it.
+
+        The draws then have to estimate the missing nats only, and the evidence is their sum.
+        """
+        bound = None if self._state is None else self.algorithm.exact_bound(self._state)
+        if bound is None:
+            return report
+        is_slight = judge_khat(report.khat, report.khat_draws, report.missing) is Khat.NEGLIGIBLE
+        error = missing_error(h) if is_slight or math.isfinite(report.evidence_se) else report.evidence_se
+        evidence = bound + report.missing
+        return replace(report, elbo=bound, elbo_se=0.0, evidence=evidence, evidence_se=error, missing_se=error)
 
     def _noise(self, kept: Kept, look: Look | None) -> Noise:
         """The noise of the residuals that the figures are from."""
@@ -744,6 +764,9 @@ class Run:
             backend=self.where or str(self.backend),
             evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )
+
+
+_NO_VALUES = Values(*(np.empty(0) for _ in range(4)))  # for methods that ask for none
 
 
 def _log_joint(values: Values) -> Floats:

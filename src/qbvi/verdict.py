@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -51,6 +51,10 @@ class Look:
     failed: float  # share of the draws at which the function failed
     draws: tuple[Array, Values] | None = None  # draws (n, d) and values; None if made in parts
     noise: Noise = NO_NOISE  # at the draws without failures
+
+    def without_draws(self) -> Look:
+        """The same ratios, for a method that knows its optimum without them."""
+        return replace(self, draws=None)
 
     @property
     def is_whole(self) -> bool:

@@ -549,7 +549,7 @@ REFUSED = [
     ("linear", "train.csv", ["wage", "--tol", "-1"], "--tol: must be a positive number, got '-1'"),
     ("linear", "train.csv", ["wage", "--seed", "x"], "whole number from 0, got 'x'"),
     ("linear", "train.csv", ["wage", "--separator", "ab"], "one character"),
-    ("linear", "train.csv", ["wage", "--max-evals", "3"], "`max_evals`"),
+    ("linear", "train.csv", ["wage", "--method", "regression", "--max-evals", "3"], "`max_evals`"),
     ("linear", "train.csv", ["wage", "--test", "two.csv"], "two.csv: no column 'wage'"),
     ("logistic", "two.csv", ["y"], "column 'y' must hold zeros and ones only, got 2 in row 3"),
     ("logistic", "text.csv", ["y"], "must hold zeros and ones, got 'yes' in row 1; labels of classes are for --model multinomial"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["add_to", "run"]
 
 MODELS = ("logistic", "multinomial", "linear", "poisson", "binomial", "har", "garch")
+METHODS = ("auto", "exact", "free", "regression", "mean-field", "ridge")
 _MOST_MARGINALS, _MOST_PAIRS = 24, 10  # most entries of a legible figure
 
 _EXAMPLES = """\
@@ -74,7 +75,13 @@ def _run(args: argparse.Namespace) -> None:
     choice, test = _tables(args)
     folder = _folder(args.out)
     recipe, model = choice.recipe, choice.recipe.trained(choice.table)
-    options = {"family": args.family, "tol": args.tol, "max_evals": args.max_evals, "seed": args.seed}
+    options = {
+        "method": args.method,
+        "family": args.family,
+        "tol": args.tol,
+        "max_evals": args.max_evals,
+        "seed": args.seed,
+    }
     fit = model.fit(recipe.prior_of(model), on_failure="exclude", **options)
     tables = {"train": choice.table} | ({} if test is None else {"test": test})
     scores = {part: recipe.scores(fit, table, Spread(seed=args.seed)) for part, table in tables.items()}
@@ -132,11 +139,18 @@ def _add_fitting(group: Any) -> None:
     families = ("auto", "full", "diagonal")
     group.add_argument("--family", default="auto", choices=families, help="posterior covariance (default: %(default)s)")
     group.add_argument(
+        "--method",
+        default="auto",
+        choices=METHODS,
+        help="how to fit: exact integrals, or one of the methods for black boxes (default: auto, which is exact for the "
+        "regressions except multinomial)",
+    )
+    group.add_argument(
         "--tol",
         type=positive,
         metavar="NATS",
-        help="stop when fewer nats than this are missing (default: 0.05 of the posterior with --family auto, "
-        "0.01 to the best Gaussian otherwise)",
+        help="stop when fewer nats than this are missing (default: 1e-8 to the best Gaussian with exact integrals; "
+        "otherwise 0.05 of the posterior with --family auto, and 0.01 to the best Gaussian)",
     )
     group.add_argument("--max-evals", type=whole, metavar="N", help="largest number of likelihood evaluations")
     group.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: %(default)s)")

@@ -55,6 +55,10 @@ class Gaussian(OneGaussian):
         factor = xp.linalg.cholesky(cov / (sd[:, None] * sd[None, :]))
         return _close(_Opened(mean, sd[:, None] * factor, xp.linalg.inv(factor) / sd[None, :]))
 
+    def from_factor(self, mean: Array, factor: Array, inverse: Array) -> Array:
+        """Return N(mean, L L'), given any factor L and its inverse."""
+        return _close(_Opened(mean, factor, inverse))
+
     def transport(self, q: Array, z: Array) -> Array:
         """``theta = mu + L z``."""
         mu, L, _ = self._open(q)

@@ -83,7 +83,7 @@ class FreeDensity(Density):
         ends = np.cumsum([0, *(prod(shape) for shape in self._shapes)]).tolist()
         flat = np.asarray(q, dtype=np.float64)
         parts = [flat[i:j].reshape(shape) for (i, j), shape in zip(pairwise(ends), self._shapes, strict=True)]
-        proposal = Proposal(*parts[8:12], float(parts[12]))
+        proposal = Proposal(parts[8], parts[9], parts[10], parts[11], float(parts[12]))
         return Member(Points(*parts[:4]), Base(*parts[4:7]), parts[7], proposal, float(parts[13]), *parts[14:])
 
     def surface(self, q: Array) -> Surface:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import shown
 from qbvi.baselines import MaximumLikelihood, maximum_likelihood
 from qbvi.fit import fit
 from qbvi.points import is_named
@@ -106,16 +107,33 @@ class StatisticalModel(ABC):
             Replaces the model's own prior: a dict by name, or one distribution over all of `names`.
         batch_size
             Number of rows of a mini-batch. By default all rows.
+        options
+            As for `qbvi.fit`. ``method="exact"`` finds the best Gaussian of a regression by passes
+            over the data, without draws. It is the default where it can be had (docs/models.md).
+            Any other name of a method is the black-box way.
         """
         chosen = self.prior if prior is None else prior
         if batch_size is None:
-            return fit(self.log_likelihood, chosen, vectorized=True, **options)
+            return fit(self.log_likelihood, chosen, vectorized=True, **self._options(chosen, options))
+        if options.get("method") == "exact":
+            msg = f"`batch_size` must be left out with method='exact', which reads all rows, got {shown(batch_size)}"
+            raise ValueError(msg)
         return fit(self.rows, chosen, vectorized=True, data=self.data, batch_size=batch_size, **options)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
         """The maximum of the likelihood, with its asymptotic covariance."""
         found = maximum_likelihood(self.log_likelihood, self.prior, vectorized=True, init=init)
         return replace(found, labels=self.names)
+
+    def _options(self, prior: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with the method and the family that this model has by default."""
+        if options.get("method") == "exact":
+            msg = (
+                "`method` can be 'exact' for regressions with one linear predictor, Logistic, Binomial, Poisson, Linear and HAR, "
+                f"got {type(self).__name__}; take method='auto'"
+            )
+            raise ValueError(msg)
+        return dict(options)
 
     def __repr__(self) -> str:
         rows = len(self.data[0])

@@ -8,6 +8,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.exact import Expected, expected_softplus
 from qbvi.models.base import Prediction
 from qbvi.models.inputs import as_target, refuse
 from qbvi.models.predictor import LinearPredictor
@@ -59,12 +60,19 @@ class Binomial(LinearPredictor):
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log binomial probabilities."""
         y, trials = data
-        ways = scipy.special.gammaln(trials + 1) - scipy.special.gammaln(y + 1) - scipy.special.gammaln(trials - y + 1)
-        return np.asarray(ways + y * scipy.special.log_expit(eta) + (trials - y) * scipy.special.log_expit(-eta))
+        return np.asarray(
+            _log_ways(y, trials) + y * scipy.special.log_expit(eta) + (trials - y) * scipy.special.log_expit(-eta)
+        )
 
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """Successes less their expected number."""
         return np.asarray(data[0] - data[1] * scipy.special.expit(eta))
+
+    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """``y eta`` less the trials times the expected softplus of eta, plus a constant."""
+        y, trials = data
+        value, slope, curvature = expected_softplus(mean, var)
+        return Expected(_log_ways(y, trials) + y * mean - trials * value, y - trials * slope, -trials * curvature)
 
     def predict(
         self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, trials: Any = 1
@@ -82,6 +90,12 @@ class Binomial(LinearPredictor):
         """Probabilities, and the outcome of one trial per row."""
         probability = scipy.special.expit(eta)
         return probability, (rng.random(eta.shape) < probability).astype(float)
+
+
+def _log_ways(y: Floats, trials: Floats) -> Floats:
+    """Logarithm of the number of ways to have y successes."""
+    log_factorial = scipy.special.gammaln
+    return np.asarray(log_factorial(trials + 1) - log_factorial(y + 1) - log_factorial(trials - y + 1))
 
 
 def _trials(trials: Any, n: int) -> Floats:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.distributions import InverseGamma
+from qbvi.exact import Expected
 from qbvi.models.inputs import as_varying_target
 from qbvi.models.predictor import LinearPredictor
+from qbvi.points import is_named
 
 __all__ = ["Linear"]
 
@@ -76,6 +79,21 @@ class Linear(LinearPredictor):
         """Residuals over the variance."""
         y, sigma2 = data
         return np.asarray((y - eta) / sigma2)
+
+    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """In closed form, for a variance of one, by which the method then divides."""
+        residual = data[0] - mean
+        return Expected(-0.5 * (residual**2 + var + math.log(2 * math.pi)), residual, np.full_like(mean, -1.0))
+
+    def _exact_family(self, prior: Any, family: Any) -> Any:
+        """An inverse gamma for the variance, which is its exact posterior given the coefficients.
+
+        A Gaussian of its logarithm would be skewed away from that, and would gain nothing by being
+        joint: variance and coefficients are dependent, but hardly correlated.
+        """
+        is_auto = isinstance(family, str) and family == "auto"
+        is_conjugate = is_named(prior) and isinstance(prior.get("sigma2"), InverseGamma)
+        return {"sigma2": "inverse-gamma"} if is_auto and is_conjugate else family
 
     def _gradient(self, flat: Floats) -> Floats:
         sigma2 = flat[:, -1:]

@@ -8,6 +8,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.exact import Expected, expected_softplus
 from qbvi.models.inputs import as_target, refuse
 from qbvi.models.predictor import LinearPredictor
 
@@ -61,6 +62,12 @@ class Logistic(LinearPredictor):
     def slope_of(self, eta: Floats, *data: Floats) -> Floats:
         """The target less its probability."""
         return np.asarray(data[0] - scipy.special.expit(eta))
+
+    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """Minus the expected softplus of -(2 y - 1) eta."""
+        sign = 1 - 2 * data[0]
+        value, slope, curvature = expected_softplus(sign * mean, var)
+        return Expected(-value, -sign * slope, -curvature)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and the outcome of one trial per row."""

@@ -8,6 +8,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.exact import Expected
 from qbvi.models.base import Prediction
 from qbvi.models.inputs import as_target, refuse
 from qbvi.models.predictor import LinearPredictor
@@ -68,6 +69,14 @@ class Poisson(LinearPredictor):
         """Counts less their rates."""
         with np.errstate(over="ignore"):
             return np.asarray(data[0] - data[1] * np.exp(eta))
+
+    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """In closed form: the expected rate is that of eta + var / 2."""
+        y, exposure = data
+        with np.errstate(over="ignore", invalid="ignore"):
+            rate = exposure * np.exp(mean + var / 2)
+            value = y * (mean + np.log(exposure)) - rate - scipy.special.gammaln(y + 1)
+        return Expected(value, y - rate, -rate)
 
     def predict(
         self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0, exposure: Any = 1.0

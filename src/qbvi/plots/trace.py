@@ -80,9 +80,18 @@ def _axes(fit: Fit, ax: Axes | None) -> tuple[Any, Axes, Axes | None]:
 
 
 def _gaps(fit: Fit) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Evaluations and predicted gaps of the iterations with a prediction."""
+    """Evaluations, or iterations, and predicted gaps of the iterations with a prediction."""
     known = np.isfinite(fit.trace.gap) & (fit.trace.gap > 0)
-    return fit.trace.n_evals[known], fit.trace.gap[known]
+    return _costs(fit)[known], fit.trace.gap[known]
+
+
+def _costs(fit: Fit) -> NDArray[np.int64]:
+    """Evaluations so far or, if the iterations make none, their numbers: (T,)."""
+    return fit.trace.n_evals if fit.trace.n_evals.any() else np.arange(1, len(fit.trace) + 1)
+
+
+def _cost_label(fit: Fit) -> str:
+    return "evaluations of the log-likelihood" if fit.trace.n_evals.any() else "iterations"
 
 
 def _draw_gap(ax: Axes, fit: Fit) -> None:
@@ -91,7 +100,7 @@ def _draw_gap(ax: Axes, fit: Fit) -> None:
     ax.set_yscale("log")
     # Whole decades, so that there are always two labels to read the scale from.
     ax.set_ylim(*(10.0 ** np.array([np.floor(np.log10(gap.min() / 1.1)), np.ceil(np.log10(gap.max() * 1.1))])))
-    tidy(ax, "evaluations of the log-likelihood", "gap (nats)")
+    tidy(ax, _cost_label(fit), "gap (nats)")
     ax.yaxis.set_major_locator(LogLocator(numticks=4))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -100,10 +109,10 @@ def _draw_gap(ax: Axes, fit: Fit) -> None:
 def _draw_bound(ax: Axes, fit: Fit) -> None:
     # With a window of one there is no smooth line to draw, so the points stand out.
     if np.array_equal(fit.trace.elbo, fit.trace.elbo_smooth):
-        ax.plot(fit.trace.n_evals, fit.trace.elbo, color=BLUE, lw=1.4, marker="o", ms=3, label="each iteration")
+        ax.plot(_costs(fit), fit.trace.elbo, color=BLUE, lw=1.4, marker="o", ms=3, label="each iteration")
         return
-    ax.plot(fit.trace.n_evals, fit.trace.elbo, color=BLUE, alpha=0.35, lw=0.6, label="each iteration")
-    ax.plot(fit.trace.n_evals, fit.trace.elbo_smooth, color=BLUE, lw=1.4, label="smoothed")
+    ax.plot(_costs(fit), fit.trace.elbo, color=BLUE, alpha=0.35, lw=0.6, label="each iteration")
+    ax.plot(_costs(fit), fit.trace.elbo_smooth, color=BLUE, lw=1.4, label="smoothed")
 
 
 def _draw_final(ax: Axes, fit: Fit) -> None:
@@ -122,7 +131,7 @@ def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
     inset = start < low - 5 * span and settled_early
     bottom = low - (1.3 if inset else 0.6) * span if settled_early else smooth[len(smooth) // 8]
     ax.set_ylim(max(bottom, start - 0.05 * span), high + 0.12 * span)
-    tidy(ax, "evaluations of the log-likelihood", "lower bound (nats)")
+    tidy(ax, _cost_label(fit), "lower bound (nats)")
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
     ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))

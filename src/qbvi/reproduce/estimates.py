@@ -30,7 +30,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 PRIOR_VARIANCE = 5.0  # paper, table of hyper-parameters
-DEFAULT = "default"  # our own method, as qbvi.fit chooses it
+DEFAULT = "default"  # our own method for a black box, as qbvi.fit chooses it
 PUBLISHED = ", as published"  # end of the name of a column with the paper's own numbers
 
 
@@ -93,7 +93,7 @@ def gaussian_methods(gradient: Callable[..., Any], effort: Effort) -> dict[str, 
         "BBVI": (qbvi.baselines.BBVI(stop=stop), "full"),
         "CGVB": (qbvi.baselines.CGVB(gradient=gradient, vectorized=True, stop=stop), "full"),
         "MGVB": (qbvi.baselines.MGVB(stop=stop), "full"),
-        DEFAULT: ("auto", "full"),
+        DEFAULT: ("regression", "full"),
     }
 
 

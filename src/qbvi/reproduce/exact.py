@@ -8,12 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import digamma, expit, gammaln
+from scipy.special import digamma, gammaln
+
+import qbvi
+from qbvi.exact import ExactBound, GaussianPrior, Noise, Point, hermite
 
 __all__ = ["Best", "LogisticBound", "MeanFieldBest", "MeanFieldBound", "best_gaussian", "gaussian_bound"]
 
@@ -34,7 +38,7 @@ class Best(NamedTuple):
 class LogisticBound:
     r"""Lower bound of logistic regression under any Gaussian.
 
-    It is a sum of one-dimensional integrals, computed by Gauss-Hermite quadrature:
+    It is a sum of one-dimensional integrals, computed as by ``method="exact"``:
 
     .. math::
         \mathcal{L} = -\sum_i E[\mathrm{softplus}(b_i)] - KL(q \| N(0, v I)), \quad
@@ -48,9 +52,6 @@ class LogisticBound:
         Zeros and ones.
     prior_variance : float
         Prior variance v of every coefficient.
-    nodes : int
-        Nodes of the quadrature. With 64 the error is below 1e-12 if the standard deviations of the
-        predictors are below one.
 
     Examples
     --------
@@ -63,45 +64,20 @@ class LogisticBound:
     design: Floats
     y: Floats
     prior_variance: float
-    nodes: int = 64
 
     def __call__(self, mean: Floats, cov: Floats) -> float:
         """The bound of N(mean, cov)."""
-        v, d = self.prior_variance, len(mean)
-        log_ratio = d * math.log(v) - np.linalg.slogdet(cov)[1]
-        divergence = 0.5 * ((np.trace(cov) + mean @ mean) / v - d + log_ratio)
-        return float(-self._expected(mean, cov)[0] - divergence)
+        return self._exact.at(mean, np.asarray(np.linalg.inv(cov))).bound
 
     def best(self, diagonal: bool = False) -> Best:
-        r"""The Gaussian with the highest bound, the fixed point of the natural gradient.
+        """The Gaussian with the highest bound."""
+        point = _highest(self._exact, diagonal)
+        return Best(point.mean, _inverse(point.precision), point.bound)
 
-        .. math::
-            \mu \mathrel{+}= P^{-1} (E[\nabla] - \mu / v), \quad
-            S^{-1} = P \text{ or its diagonal}, \quad P = I / v - E[\nabla^2]
-        """
-        d = self.design.shape[1]
-        mean: Floats = np.zeros(d)
-        cov: Floats = np.zeros((d, d))
-        for _ in range(100):
-            _, slope, curvature = self._expected(mean, cov)
-            gradient = -slope - mean / self.prior_variance
-            precision = np.eye(d) / self.prior_variance + curvature
-            new = _inverse(precision, diagonal)
-            if np.linalg.norm(gradient) + np.linalg.norm(new - cov) < _SETTLED:
-                return Best(mean, cov, self(mean, cov))
-            mean, cov = mean + np.linalg.solve(precision, gradient), new
-        raise RuntimeError(_NOT_SETTLED)
-
-    def _expected(self, mean: Floats, cov: Floats) -> tuple[float, Floats, Floats]:
-        """Expectation of the sum of softplus, of its gradient (d,) and of its Hessian (d, d)."""
-        z, weights = _hermite(self.nodes)
-        sign = 1 - 2 * self.y
-        sd = np.sqrt(np.maximum(np.sum((self.design @ cov) * self.design, axis=1), 0.0))
-        b = (sign * (self.design @ mean))[:, None] + sd[:, None] * z
-        p = expit(b)
-        slope = (sign * (p @ weights)) @ self.design
-        curvature = (self.design.T * ((p * (1 - p)) @ weights)) @ self.design
-        return float(np.sum(np.logaddexp(0.0, b) @ weights)), slope, curvature
+    @cached_property
+    def _exact(self) -> ExactBound:
+        model = qbvi.models.Logistic(self.design, self.y, intercept=False)
+        return ExactBound(model, _independent(self.design.shape[1], self.prior_variance))
 
 
 class MeanFieldBest(NamedTuple):
@@ -159,20 +135,12 @@ class MeanFieldBound:
         return float(likelihood - divergence + prior - self.beta * precision + entropy)
 
     def best(self, diagonal: bool = False) -> MeanFieldBest:
-        """The best member of the family, by coordinate ascent."""
-        alpha, beta = self.alpha + len(self.y) / 2, 1.0
-        for _ in range(500):
-            mean, cov = self._coefficients(alpha / beta, diagonal)
-            previous, beta = beta, self.beta + 0.5 * self._squares(mean, cov)
-            if abs(beta - previous) < 1e-13 * beta:
-                break
-        return MeanFieldBest(mean, cov, alpha, beta, self(mean, cov, alpha, beta))
-
-    def _coefficients(self, noise_precision: float, diagonal: bool) -> tuple[Floats, Floats]:
-        gram = noise_precision * self.design.T @ self.design
-        precision = np.eye(len(gram)) / self.prior_variance + gram
-        mean = np.linalg.solve(precision, noise_precision * self.design.T @ self.y)
-        return np.asarray(mean, dtype=np.float64), _inverse(precision, diagonal)
+        """The best member of the family."""
+        model = qbvi.models.Linear(self.design, self.y, intercept=False)
+        prior = _independent(self.design.shape[1], self.prior_variance)
+        point = _highest(ExactBound(model, prior, Noise(self.alpha, self.beta)), diagonal)
+        assert point.noise is not None
+        return MeanFieldBest(point.mean, _inverse(point.precision), *point.noise, point.bound)
 
     def _squares(self, mean: Floats, cov: Floats) -> float:
         """Expected sum of squared residuals."""
@@ -220,7 +188,8 @@ def best_gaussian(
             return Best(mean, cov, float(weights @ h))
         # Half steps, because full steps oscillate around the optimum of a skewed density.
         mean = mean + 0.5 * L @ np.linalg.solve(np.eye(len(mean)) - C, b)
-        cov = L @ _inverse(np.eye(len(mean)) - 0.5 * C, diagonal) @ L.T
+        new = np.eye(len(mean)) - 0.5 * C
+        cov = L @ _inverse(np.diag(new) if diagonal else new) @ L.T
     raise RuntimeError(_NOT_SETTLED)
 
 
@@ -248,22 +217,34 @@ def _residual(log_joint: Callable[[Floats], Floats], mean: Floats, L: Floats, z:
     return np.asarray(log_joint(mean + z @ L.T) - log_q)
 
 
-def _inverse(precision: Floats, diagonal: bool) -> Floats:
-    """The covariance of a precision, or of its diagonal alone."""
-    return np.asarray(np.diag(1 / np.diag(precision)) if diagonal else np.linalg.inv(precision), dtype=np.float64)
+def _highest(bound: ExactBound, diagonal: bool) -> Point:
+    """Search to the last digits, beyond the tolerance of ``method="exact"``."""
+    search = bound.start(np.zeros(bound.regression.data[0].shape[1]), diagonal)
+    for _ in range(500):
+        point = search.point
+        away = np.linalg.norm(point.gradient) + np.linalg.norm(_inverse(point.target) - _inverse(point.precision))
+        if away < _SETTLED:
+            return point
+        search = bound.step(search)
+    raise RuntimeError(_NOT_SETTLED)
+
+
+def _independent(d: int, variance: float) -> GaussianPrior:
+    """Independent normal priors around zero."""
+    return GaussianPrior(np.zeros(d), np.full(d, 1 / variance), -0.5 * d * math.log(2 * math.pi * variance))
+
+
+def _inverse(precision: Floats) -> Floats:
+    """The covariance (d, d) of a precision, (d, d) or a diagonal (d,)."""
+    return np.asarray(np.diag(1 / precision) if precision.ndim == 1 else np.linalg.inv(precision))
 
 
 def _factor(cov: Floats) -> Floats:
     return np.asarray(np.linalg.cholesky(cov), dtype=np.float64)
 
 
-def _hermite(nodes: int) -> tuple[Floats, Floats]:
-    z, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    return z, weights / weights.sum()
-
-
 def _grid(nodes: int, d: int) -> tuple[Floats, Floats]:
     """Points (nodes^d, d) and weights (nodes^d,) of the standard normal in d dimensions."""
-    z, weights = _hermite(nodes)
+    z, weights = hermite(nodes)
     points = np.array(list(product(z, repeat=d)))
     return points, np.prod(np.array(list(product(weights, repeat=d))), axis=1)

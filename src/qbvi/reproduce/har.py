@@ -126,7 +126,7 @@ class _Experiment:
         found |= {name: self._gaussian(method, family) for name, (method, family) in methods.items()}
         return found | {
             "ML": self._ml(),
-            DEFAULT: self._mean_field("mean-field", "auto"),
+            DEFAULT: self._mean_field("mean-field", "mean-field"),
             "exact mean-field": self._exact(),
         }
 

@@ -70,7 +70,7 @@ class _Experiment:
 
     @cached_property
     def bound(self) -> LogisticBound:
-        return LogisticBound(self.model.design, self.split.y, PRIOR_VARIANCE, nodes=24)
+        return LogisticBound(self.model.design, self.split.y, PRIOR_VARIANCE)
 
     @cached_property
     def best(self) -> Best:
@@ -105,7 +105,7 @@ class _Experiment:
         found: dict[int | str, Estimate] = {
             size: self._fitted(method="auto", batch_size=size, max_evals=budget) for size in effort.batch_sizes
         }
-        return found | {_ALL: self._fitted(method="auto", batch_size=None)}
+        return found | {_ALL: self._fitted(method="regression", batch_size=None)}
 
     def _fitted(self, **options: Any) -> Estimate:
         start = time.perf_counter()
