@@ -33,7 +33,7 @@ from qbvi.evaluate.deadlines import deadline_in
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import Task, choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
@@ -261,11 +261,11 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    model, posterior, note = _arranged(
-        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout}, prior, family, init
-    )
+    _check_options({"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout})
     library = find_backend(backend, device, dtype)
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
+    model, posterior = arrange(prior, family, most_joint_wholes(method, library, _is_partial(batches)))
+    check_init(model, init)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(
@@ -300,7 +300,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             backend=place.loop,
             where=place.words,
             earlier=earlier,
-            note=note,
+            note=size_note(family, posterior),
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:
@@ -312,14 +312,6 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout, deadline) as runner:
         found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
     return replace(found, _source=place.source(library, on_failure, executor, timeout))
-
-
-def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any) -> tuple[Model, Family, str]:
-    """Check what can be checked without the function; arrange model and family, with a note."""
-    _check_options(options)
-    model, posterior = arrange(prior, family)
-    check_init(model, init)
-    return model, posterior, size_note(family, posterior)
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

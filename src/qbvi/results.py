@@ -538,7 +538,8 @@ class Fit:
             return found
         loc, scale = self.model.one_turn(to_numpy(self.family.mean(self.q))), to_numpy(self.family.sd(self.q))
         for block in self.blocks:
-            if isinstance(block.prior.support, Elementwise) and not block.is_native:
+            is_line = isinstance(block.prior.support, Elementwise) and not block.prior.support.is_discrete
+            if is_line and not block.is_native:
                 ends = zip(*block.prior.support.bounds(block.shape), strict=True)
                 for j, (low, high) in enumerate(ends):
                     column = block.columns.start + j

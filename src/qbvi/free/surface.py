@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from qbvi.free.base import Base
 from qbvi.free.border import Border, border_between
+from qbvi.free.cells import Cells
 from qbvi.free.kernel import squared_distances
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
@@ -89,6 +90,8 @@ class Surface:
         The kernel; see `qbvi.free.process.Process`. `searched` finds it.
     caution
         The rules that decide how far the surrogate is believed.
+    cells
+        The coordinates that stand for whole numbers. Evaluated points are in the middle of cells.
 
     Examples
     --------
@@ -101,8 +104,11 @@ class Surface:
     True
     """
 
-    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution) -> None:
+    def __init__(
+        self, points: Points, base: Base, shape: Floats, caution: Caution, cells: Cells = Cells()
+    ) -> None:
         self.points, self.base, self.shape, self._caution = points, base, shape, caution
+        self.cells = cells
         self._frame(points, base)
         self._data = self._observations(points)
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
@@ -111,7 +117,13 @@ class Surface:
 
     @classmethod
     def searched(
-        cls, points: Points, base: Base, start: Floats | None, caution: Caution, rules: ShapeSearch
+        cls,
+        points: Points,
+        base: Base,
+        start: Floats | None,
+        caution: Caution,
+        rules: ShapeSearch,
+        cells: Cells = Cells(),
     ) -> Surface:
         """The surface with the kernel that predicts best; the search begins at ``start``."""
         first = cls.__new__(cls)
@@ -119,13 +131,16 @@ class Surface:
         first._frame(points, base)
         d = points.theta.shape[1]
         shape = search(first._observations(points), rules.start(d) if start is None else start, rules)
-        return cls(points, base, shape, caution)
+        return cls(points, base, shape, caution, cells)
 
     def __call__(self, u: Floats) -> Seen:
         """The surrogate at points u (m, d)."""
         rows = max(1, _BLOCK // max(len(self.points.y), 1))
-        parts = [self._seen(u[i : i + rows]) for i in range(0, len(u), rows)]
-        return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        middle = self.cells.middle(u)
+        parts = [self._seen(middle[i : i + rows]) for i in range(0, len(u), rows)]
+        low, high, variance = (np.concatenate(column) for column in zip(*parts, strict=True))
+        rise = self.cells.slope(u) - self.cells.slope(middle)
+        return Seen(low + rise, high + rise, variance)
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
