@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
     points: Points
     base: Base
-    shape: Floats  # (4,) of the kernel
+    shape: Floats  # (4,) or (6,) of the kernel
     proposal: Proposal
     log_z: float  # log of the integral of the claimed density
     mean: Floats  # (d,)
@@ -122,7 +122,7 @@ class FreeDensity(Density):
         points = (n, d), (n,), (n,), (self.n_forbidden, d)
         base = (k,), (k, d), (k, d, d)
         proposal = (self.n_centres, d), (d,), (d, d), one
-        return (*points, *base, (4,), *proposal, one, (d,), (d, d))
+        return (*points, *base, (6 if self.cells else 4,), *proposal, one, (d,), (d, d))
 
 
 @lru_cache(maxsize=4)

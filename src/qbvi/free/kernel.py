@@ -37,35 +37,55 @@ class Kernel(NamedTuple):
     length: float
     one: float  # share of the functions of one coordinate
     two: float  # share of the functions of two coordinates
+    wholes: tuple[int, ...] = ()  # coordinates that stand for whole numbers
+    rough: float = 0.0  # share of rough functions of a whole number
+    reach: float = 1.0  # length of these functions, relative to that of others
 
     def __call__(self, a: Floats, b: Floats) -> Floats:
         """Covariance between points a (n, d) and b (m, d): (n, m)."""
         d = a.shape[1]
-        joint = np.exp(-0.5 / self.length**2 * squared_distances(a, b))
+        joint = self._joint(a, b)
         if d == 1:
             return joint
-        one, squares = _of_one(a, b, self.length / math.sqrt(d))
+        one, squares = self._of_one(a, b, self.length / math.sqrt(d))
         if d == 2:  # two coordinates are all coordinates
             return np.asarray((1 - self.one) * joint + self.one / d * one)
         two = (one * one - squares) / (d * (d - 1))
         return np.asarray((1 - self.one - self.two) * joint + self.one / d * one + self.two * two)
+
+    def _joint(self, a: Floats, b: Floats) -> Floats:
+        """The kernel of all coordinates: (n, m)."""
+        smooth = [i for i in range(a.shape[1]) if i not in self.wholes]
+        joint = np.exp(-0.5 / self.length**2 * squared_distances(a[:, smooth], b[:, smooth]))
+        for i in self.wholes:
+            joint *= self._of_whole(np.subtract.outer(a[:, i], b[:, i]) / self.length)
+        return joint
+
+    def _of_one(self, a: Floats, b: Floats, length: float) -> tuple[Floats, Floats]:
+        """Sums over the coordinates of the kernels of one coordinate, and of their squares: (n, m)."""
+        total, squares = np.zeros((len(a), len(b))), np.zeros((len(a), len(b)))
+        for i, (x, y) in enumerate(zip(a.T / length, b.T / length, strict=True)):
+            one = np.subtract.outer(x, y)
+            one = self._of_whole(one) if i in self.wholes else _smooth(one)
+            total += one
+            one *= one
+            squares += one
+        return total, squares
+
+    def _of_whole(self, r: Floats) -> Floats:
+        """The kernel of a whole number, for differences r (n, m) in lengths: overwrites r."""
+        rough = self.rough * np.exp(np.abs(r) / -self.reach)
+        return np.asarray((1 - self.rough) * _smooth(r) + rough)
+
+
+def _smooth(r: Floats) -> Floats:
+    """The kernel of one coordinate for differences r (n, m) in lengths: overwrites r."""
+    r *= r
+    r *= -0.5
+    return np.exp(r, out=r)
 
 
 def squared_distances(a: Floats, b: Floats) -> Floats:
     """Squared distances between points a (n, d) and b (m, d): (n, m)."""
     squares = np.sum(a**2, axis=1)[:, None] + np.sum(b**2, axis=1)[None, :] - 2 * (a @ b.T)
     return np.asarray(np.maximum(squares, 0.0, out=squares))
-
-
-def _of_one(a: Floats, b: Floats, length: float) -> tuple[Floats, Floats]:
-    """Sums over the coordinates of the kernels of one coordinate, and of their squares: (n, m)."""
-    total, squares = np.zeros((len(a), len(b))), np.zeros((len(a), len(b)))
-    for x, y in zip(a.T / length, b.T / length, strict=True):
-        one = np.subtract.outer(x, y)
-        one *= one
-        one *= -0.5
-        np.exp(one, out=one)
-        total += one
-        one *= one
-        squares += one
-    return total, squares

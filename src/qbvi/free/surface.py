@@ -127,10 +127,11 @@ class Surface:
     ) -> Surface:
         """The surface with the kernel that predicts best; the search begins at ``start``."""
         first = cls.__new__(cls)
-        first._caution = caution
+        first._caution, first.cells = caution, cells
         first._frame(points, base)
         d = points.theta.shape[1]
-        shape = search(first._observations(points), rules.start(d) if start is None else start, rules)
+        start = rules.start(d, bool(cells)) if start is None else start
+        shape = search(first._observations(points), start, rules)
         return cls(points, base, shape, caution, cells)
 
     def __call__(self, u: Floats) -> Seen:
@@ -144,6 +145,8 @@ class Surface:
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
+        if self._map is not None:
+            return np.asarray((u - self._centre) @ self._map.T)
         return np.asarray(
             scipy.linalg.solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T
         )
@@ -161,6 +164,7 @@ class Surface:
         caution = self._caution
         self._base, self._centre = base, base.mean
         self._factor = np.linalg.cholesky(caution.base * base.within)
+        self._map = _whitening(caution.base * base.within, self.cells.columns) if self.cells else None
         self._squash = Squash(float(y.max()), caution.depth(d))
         difference = y - base.log_prob(points.theta, caution.base)
         self._offset = float(np.median(difference[y >= y.max() - d - 3]))
@@ -170,7 +174,8 @@ class Surface:
         t = squash(points.y)
         below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
         noise = points.noise + (caution.blur * below) ** 2
-        return Observations(self.whitened(points.theta), t - self._fallback(points.theta), noise)
+        residual = t - self._fallback(points.theta)
+        return Observations(self.whitened(points.theta), residual, noise, self.cells.columns)
 
     def _fallback(self, u: Floats) -> Floats:
         return self._squash(self._base.log_prob(u, self._caution.base) + self._offset)
@@ -207,3 +212,19 @@ class Surface:
         if not len(points.forbidden):
             return None
         return border_between(points.theta, points.forbidden, np.sqrt(np.diagonal(self._base.within)))
+
+
+def _whitening(cov: Floats, wholes: tuple[int, ...]) -> Floats:
+    """The map (d, d) to coordinates of unit variance in which whole numbers are not mixed.
+
+    Each whole number is divided by its standard deviation. The others are whitened given them.
+    """
+    w = np.array(wholes)
+    c = np.setdiff1d(np.arange(len(cov)), w)
+    whitening = np.zeros_like(cov)
+    whitening[w, w] = 1 / np.sqrt(cov[w, w])
+    if len(c):
+        slope = np.linalg.solve(cov[np.ix_(w, w)], cov[np.ix_(w, c)]).T
+        inverse = np.linalg.inv(np.linalg.cholesky(cov[np.ix_(c, c)] - slope @ cov[np.ix_(w, c)]))
+        whitening[np.ix_(c, c)], whitening[np.ix_(c, w)] = inverse, -inverse @ slope
+    return whitening
