@@ -261,11 +261,15 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    _check_options({"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout})
     library = find_backend(backend, device, dtype)
+    model, posterior = _arranged(
+        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout},
+        prior,
+        family,
+        init,
+        most_joint_wholes(method, library, has_batches=batch_size is not None or is_loader(data)),
+    )
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
-    model, posterior = arrange(prior, family, most_joint_wholes(method, library, _is_partial(batches)))
-    check_init(model, init)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
     algorithm = choose_method(
@@ -312,6 +316,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout, deadline) as runner:
         found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
     return replace(found, _source=place.source(library, on_failure, executor, timeout))
+
+
+def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any, most_joint: int) -> tuple[Model, Family]:
+    """Check what can be checked without the function; arrange model and family."""
+    _check_options(options)
+    model, posterior = arrange(prior, family, most_joint)
+    check_init(model, init)
+    return model, posterior
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

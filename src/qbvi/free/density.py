@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.families.base import Density
 from qbvi.free.base import Base
-from qbvi.free.cells import Cells
+from qbvi.free.cells import NONE, Cells
 from qbvi.free.pool import resampled
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Caution, Integration
@@ -65,9 +65,7 @@ class FreeDensity(Density):
     cells: Cells = field(default_factory=Cells)
 
     @classmethod
-    def holding(
-        cls, member: Member, caution: Caution, integration: Integration, cells: Cells = Cells()
-    ) -> FreeDensity:
+    def holding(cls, member: Member, caution: Caution, integration: Integration, cells: Cells = NONE) -> FreeDensity:
         """The family of densities with as many points as this member."""
         n, d = member.points.theta.shape
         sizes = n, len(member.points.forbidden), len(member.base.weights), len(member.proposal.centres)

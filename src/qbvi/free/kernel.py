@@ -62,7 +62,7 @@ class Kernel(NamedTuple):
         return joint
 
     def _of_one(self, a: Floats, b: Floats, length: float) -> tuple[Floats, Floats]:
-        """Sums over the coordinates of the kernels of one coordinate, and of their squares: (n, m)."""
+        """Sums over coordinates of the kernels of one coordinate, and of their squares: (n, m)."""
         total, squares = np.zeros((len(a), len(b))), np.zeros((len(a), len(b)))
         for i, (x, y) in enumerate(zip(a.T / length, b.T / length, strict=True)):
             one = np.subtract.outer(x, y)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qbvi.free.base import Base
 from qbvi.free.border import Border, border_between
-from qbvi.free.cells import Cells
+from qbvi.free.cells import NONE, Cells
 from qbvi.free.kernel import squared_distances
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
@@ -104,9 +104,7 @@ class Surface:
     True
     """
 
-    def __init__(
-        self, points: Points, base: Base, shape: Floats, caution: Caution, cells: Cells = Cells()
-    ) -> None:
+    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution, cells: Cells = NONE) -> None:
         self.points, self.base, self.shape, self._caution = points, base, shape, caution
         self.cells = cells
         self._frame(points, base)
@@ -123,7 +121,7 @@ class Surface:
         start: Floats | None,
         caution: Caution,
         rules: ShapeSearch,
-        cells: Cells = Cells(),
+        cells: Cells = NONE,
     ) -> Surface:
         """The surface with the kernel that predicts best; the search begins at ``start``."""
         first = cls.__new__(cls)
