@@ -48,6 +48,9 @@ class _Factor(NamedTuple):
 def arrange(prior: Any, family: str | Groups | Mapping[Any, str], most_joint_wholes: int = 0) -> tuple[Model, Family]:
     """Turn ``prior`` and ``family`` into a model and a family over its flat vector.
 
+    With ``family="auto"``, whole numbers of many values join all other parameters in up to
+    ``most_joint_wholes`` dimensions.
+
     Examples
     --------
     >>> from qbvi.distributions import InverseGamma, Normal
@@ -201,7 +204,7 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
     """All continuous parameters share one full-covariance Gaussian in u.
 
-    Discrete parameters have no map to the real line, so they keep the law of their prior. The same
+    Discrete parameters keep the law of their prior. The same
     holds for continuous ones with a law if the Gaussian would have more than `MOST_JOINT`
     dimensions.
     """

@@ -119,10 +119,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"auto"``: all continuous parameters are joint, after a transform if they are
           constrained: up to 12 dimensions as a density of any shape, beyond as one Gaussian, with
           full covariance up to 1,000 coordinates and diagonal covariance after that, which a note
-          says. A discrete parameter keeps the distribution of its
-          prior, independent of all others. With more than 250 continuous dimensions, so does a
-          parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart or inverse
-          Wishart.
+          says. Whole numbers of eight or more values are part of a density of any shape. Other
+          discrete parameters keep the distribution of their prior, independent of all others. With
+          more than 250 continuous dimensions, so does a parameter whose prior is gamma, inverse
+          gamma, beta, Dirichlet, Wishart or inverse Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - A dict by parameter or group of parameters, such as
           ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Each entry is

@@ -22,6 +22,10 @@ class Kernel(NamedTuple):
     - the mean of all :math:`k_i k_j`: functions of two coordinates, added up,
     - :math:`\exp(-|x - y|^2 / 2 l^2)`: functions of all coordinates.
 
+    For a coordinate that stands for a whole number, :math:`\exp(-r^2 / 2)` of the difference r in
+    lengths is mixed with :math:`\exp(-|r| / c)`. The latter is the kernel of rough functions, such
+    as the log-likelihood of a change after each of many years, which is a sum of noisy terms.
+
     A log density is often nearly a sum of functions of few coordinates, and such functions take far
     fewer points to learn. Far away from all points the kernel is zero. Polynomials would grow there
     and, as a density, diverge.
@@ -58,24 +62,29 @@ class Kernel(NamedTuple):
         smooth = [i for i in range(a.shape[1]) if i not in self.wholes]
         joint = np.exp(-0.5 / self.length**2 * squared_distances(a[:, smooth], b[:, smooth]))
         for i in self.wholes:
-            joint *= self._of_whole(np.subtract.outer(a[:, i], b[:, i]) / self.length)
+            joint *= self._of_whole(a[:, i] / self.length, b[:, i] / self.length)
         return joint
 
     def _of_one(self, a: Floats, b: Floats, length: float) -> tuple[Floats, Floats]:
         """Sums over coordinates of the kernels of one coordinate, and of their squares: (n, m)."""
         total, squares = np.zeros((len(a), len(b))), np.zeros((len(a), len(b)))
         for i, (x, y) in enumerate(zip(a.T / length, b.T / length, strict=True)):
-            one = np.subtract.outer(x, y)
-            one = self._of_whole(one) if i in self.wholes else _smooth(one)
+            one = self._of_whole(x, y) if i in self.wholes else _smooth(np.subtract.outer(x, y))
             total += one
             one *= one
             squares += one
         return total, squares
 
-    def _of_whole(self, r: Floats) -> Floats:
-        """The kernel of a whole number, for differences r (n, m) in lengths: overwrites r."""
+    def _of_whole(self, x: Floats, y: Floats) -> Floats:
+        """The kernel of a whole number between x (n,) and y (m,) in lengths: (n, m).
+
+        Few values are different, so it is computed once for each pair of them.
+        """
+        (x, of_x), (y, of_y) = (np.unique(values, return_inverse=True) for values in (x, y))
+        r = np.subtract.outer(x, y)
         rough = self.rough * np.exp(np.abs(r) / -self.reach)
-        return np.asarray((1 - self.rough) * _smooth(r) + rough)
+        table = (1 - self.rough) * _smooth(r) + rough
+        return np.asarray(table[:, of_y][of_x])
 
 
 def _smooth(r: Floats) -> Floats:

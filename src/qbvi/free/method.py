@@ -117,6 +117,8 @@ class Free(Algorithm):
         Centre and spread of the prior, which is surveyed for other modes. `qbvi.fit` sets it.
     rules
         The numbers behind all decisions, see `qbvi.free.rules`.
+    cells
+        The coordinates that stand for whole numbers. `qbvi.fit` sets it.
 
     Examples
     --------
