@@ -325,7 +325,8 @@ class Free(Algorithm):
     def _is_walled(self, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
         rule, d = self.rules.rounds, state.theta.shape[1]
-        is_known = np.isfinite(state.search.path.store.y).sum() >= rule.walled_points * (d + 1)
+        is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
+        is_known &= np.isfinite(state.search.path.store.y).any()  # the survey may know more than the path
         is_exploring = self._search.is_exploring(state.search)
         return bool(is_known and not is_exploring and np.isneginf(state.y).mean() > rule.walled)
 
