@@ -30,6 +30,8 @@ MOST_JOINT = 250
 # Most coordinates of a Gaussian that has full covariance by default. Beyond, its d^2 entries are
 # more than an affordable number of evaluations determines, and every step costs their d^3.
 _MOST_FULL_BY_DEFAULT = 1_000
+# Fewest values of a whole number that counts as an ordered one. A number with fewer may be a label.
+_MANY_VALUES = 8
 _MOST_FULL = 5_000  # most coordinates of one on request: 200 MB for each copy of the covariance
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
 # An exponential distribution has no free width. As a posterior, a gamma distribution serves better.
@@ -43,8 +45,11 @@ class _Factor(NamedTuple):
     names: tuple[str, ...]
 
 
-def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model, Family]:
+def arrange(prior: Any, family: str | Groups | Mapping[Any, str], most_joint_wholes: int = 0) -> tuple[Model, Family]:
     """Turn ``prior`` and ``family`` into a model and a family over its flat vector.
+
+    With ``family="auto"``, whole numbers of many values join all other parameters in up to
+    ``most_joint_wholes`` dimensions.
 
     Examples
     --------
@@ -60,6 +65,9 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str]) -> tuple[Model
     priors = named_distributions(prior)
     if not isinstance(family, str | Mapping):
         return _grouped(prior, family)
+    if isinstance(family, str) and family == "auto" and _joins_wholes(priors, most_joint_wholes):
+        model = Model(prior)
+        return model, Gaussian(model.dim)
     factors = _factors(priors, family)
     native = [name for factor in factors if factor.kind not in _GAUSSIAN for name in factor.names]
     _check_gaussian(priors, set(priors) - set(native))
@@ -151,6 +159,16 @@ class KnownPrior:
         )
 
 
+def _joins_wholes(priors: Mapping[str, Distribution], most_dimensions: int) -> bool:
+    """Whether whole numbers share one posterior with all other parameters.
+
+    They do if there are some, if each of them has many values, and if there are few dimensions.
+    """
+    wholes = [prior.support for prior in priors.values() if prior.support.is_discrete]
+    are_many = all(isinstance(support, WholeNumbers) and support.n_values >= _MANY_VALUES for support in wholes)
+    return bool(wholes) and are_many and sum(prior.dim for prior in priors.values()) <= most_dimensions
+
+
 def law_name(law: type[ExponentialFamily] | str) -> str:
     """``InverseGamma`` as users write it: ``inverse-gamma``."""
     name = law if isinstance(law, str) else law.__name__
@@ -186,7 +204,7 @@ def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]
 def _automatic(priors: Mapping[str, Distribution]) -> list[_Factor]:
     """All continuous parameters share one full-covariance Gaussian in u.
 
-    Discrete parameters have no map to the real line, so they keep the law of their prior. The same
+    Discrete parameters keep the law of their prior. The same
     holds for continuous ones with a law if the Gaussian would have more than `MOST_JOINT`
     dimensions.
     """

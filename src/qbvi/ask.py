@@ -34,7 +34,7 @@ from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
-from qbvi.methods import Task, choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
 from qbvi.points import row, rows
 from qbvi.progress import Progress
@@ -133,7 +133,7 @@ class Ask:
     ) -> None:
         a_path("checkpoint", checkpoint, optional=True)
         a_function("callback", callback, optional=True)
-        model, posterior = arrange(prior, family)
+        model, posterior = arrange(prior, family, most_joint_wholes(method))
         check_init(model, init)
         algorithm = choose_method(method, model, Task.of(posterior, family, tol, max_evals))
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)

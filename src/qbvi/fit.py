@@ -33,7 +33,7 @@ from qbvi.evaluate.deadlines import deadline_in
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import Task, choose_budget, choose_method
+from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
@@ -121,10 +121,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - ``"auto"``: all continuous parameters are joint, after a transform if they are
           constrained: up to 12 dimensions as a density of any shape, beyond as one Gaussian, with
           full covariance up to 1,000 coordinates and diagonal covariance after that, which a note
-          says. A discrete parameter keeps the distribution of its
-          prior, independent of all others. With more than 250 continuous dimensions, so does a
-          parameter whose prior is gamma, inverse gamma, beta, Dirichlet, Wishart or inverse
-          Wishart.
+          says. Whole numbers of eight or more values are part of a density of any shape. Other
+          discrete parameters keep the distribution of their prior, independent of all others. With
+          more than 250 continuous dimensions, so does a parameter whose prior is gamma, inverse
+          gamma, beta, Dirichlet, Wishart or inverse Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - A dict by parameter or group of parameters, such as
           ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Each entry is
@@ -263,10 +263,14 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    model, posterior, note = _arranged(
-        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout}, prior, family, init
-    )
     library = find_backend(backend, device, dtype)
+    model, posterior = _arranged(
+        {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout},
+        prior,
+        family,
+        init,
+        most_joint_wholes(method, library, has_batches=batch_size is not None or is_loader(data)),
+    )
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
@@ -302,7 +306,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             backend=place.loop,
             where=place.words,
             earlier=earlier,
-            note=note,
+            note=size_note(family, posterior),
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:
@@ -316,12 +320,12 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     return replace(found, _source=place.source(library, on_failure, executor, timeout))
 
 
-def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any) -> tuple[Model, Family, str]:
-    """Check what can be checked without the function; arrange model and family, with a note."""
+def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any, most_joint: int) -> tuple[Model, Family]:
+    """Check what can be checked without the function; arrange model and family."""
     _check_options(options)
-    model, posterior = arrange(prior, family)
+    model, posterior = arrange(prior, family, most_joint)
     check_init(model, init)
-    return model, posterior, size_note(family, posterior)
+    return model, posterior
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from qbvi.arrange import MOST_JOINT
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
 from qbvi.families import DiagonalGaussian, Family, GaussianFamily
-from qbvi.free import Free
+from qbvi.free import Free, FreeRules
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
@@ -19,7 +19,7 @@ from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.stopping import RESERVE, Budget
 from qbvi.updates import LearningRate
 
-__all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional"]
+__all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional", "most_joint_wholes"]
 
 # Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
 _MOST_DIMENSIONS = MOST_JOINT
@@ -118,6 +118,15 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "cgvb": lambda task: CGVB(),
     "mgvb": lambda task: MGVB(),
 }
+
+
+def most_joint_wholes(method: Any, backend: Backend = HOST, has_batches: bool = False) -> int:
+    """Most dimensions in which whole numbers of many values are joint with other parameters.
+
+    Only `Free` can do that; zero means that each keeps a family of its own.
+    """
+    is_free = isinstance(method, Free) or (isinstance(method, str) and method in ("auto", "free"))
+    return FreeRules().rounds.most_dimensions if is_free and backend.is_host and not has_batches else 0
 
 
 def choose_method(method: str | Algorithm, model: Model, task: Task) -> Algorithm:

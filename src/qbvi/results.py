@@ -28,6 +28,7 @@ from qbvi.families import (
     NegativeBinomial,
 )
 from qbvi.families.base import Density
+from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
@@ -350,11 +351,7 @@ class Fit:
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
         flat = np.atleast_1d(levels)
-        columns = [
-            self.marginals[i].quantile(flat) if i in self.marginals else np.quantile(self.fixed_draws[:, i], flat)
-            for i in range(len(self.labels))
-        ]
-        table = np.stack(columns, axis=1)
+        table = np.stack([self._quantile(i, flat) for i in range(len(self.labels))], axis=1)
         return table if levels.ndim else table[0]
 
     def check(
@@ -538,8 +535,9 @@ class Fit:
             return found
         loc, scale = self.model.one_turn(to_numpy(self.family.mean(self.q))), to_numpy(self.family.sd(self.q))
         for block in self.blocks:
-            if isinstance(block.prior.support, Elementwise) and not block.is_native:
-                ends = zip(*block.prior.support.bounds(block.shape), strict=True)
+            support = block.prior.support
+            if isinstance(support, Elementwise) and not support.is_discrete and not block.is_native:
+                ends = zip(*support.bounds(block.shape), strict=True)
                 for j, (low, high) in enumerate(ends):
                     column = block.columns.start + j
                     # An angle is described on the line, so that its marginal is in one piece.
@@ -582,6 +580,16 @@ class Fit:
     def draw_unconstrained(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
         """Draw from q on the unconstrained scale: (n, d)."""
         return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
+
+    def _quantile(self, i: int, levels: Floats) -> Floats:
+        """Quantiles of one entry: (m,)."""
+        if i in self.marginals:
+            return self.marginals[i].quantile(levels)
+        block = next(block for block in self.blocks if i < block.entries.stop)
+        # A quantile of whole numbers is one of them.
+        is_line = not block.prior.support.is_discrete
+        method: Any = "linear" if is_line else "inverted_cdf"
+        return np.asarray(np.quantile(self.fixed_draws[:, i], levels, method=method))
 
     @cached_property
     def _mean_and_sd(self) -> tuple[Floats, Floats]:
@@ -631,7 +639,21 @@ class Fit:
             if inside.any():
                 log_q[inside] = self._log_prob(mapped(lambda value: np.asarray(value)[inside], values))
             return log_q
-        return to_numpy(self.family.log_prob(self.q, u)) - to_numpy(self.model.log_jacobian(u))
+        return self._log_density(self.family, self.q, u) - to_numpy(self.model.log_jacobian(u))
+
+    def _log_density(self, family: Density, q: Floats, u: Floats) -> Floats:
+        """Log density at unconstrained points (n, d); of whole numbers, in the middle of cells."""
+        if isinstance(family, Mixture):
+            weights, members = family.unpack(q)
+            with np.errstate(divide="ignore"):
+                parts = [
+                    np.log(weight) + self._log_density(component, member, u)
+                    for weight, component, member in zip(weights, family.components, members, strict=True)
+                ]
+            return np.asarray(np.logaddexp.reduce(parts, axis=0))
+        if isinstance(family, Gaussian) and (cells := Cells.of(self.model)):
+            return cells.log_prob(family, q, u)
+        return to_numpy(family.log_prob(q, u))
 
     def _inside(self, values: Structure) -> NDArray[np.bool_]:
         """Which points lie in the support; True if the values are wrong in another way."""

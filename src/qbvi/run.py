@@ -24,6 +24,7 @@ from qbvi.evaluate import Batches, BlackBox, DeviceBatches, DeviceBox, Evaluated
 from qbvi.evaluate.deadlines import is_over
 from qbvi.evaluations import Record
 from qbvi.families import Family
+from qbvi.free.cells import Cells
 from qbvi.model import Model
 from qbvi.noise import NO_NOISE, Noise
 from qbvi.paths import Start
@@ -501,7 +502,8 @@ class Run:
         elif init is not None:
             loc = self.model.unconstrain(init)
         # A narrow start measures slopes by small differences, which whole numbers do not have.
-        scale = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
+        narrow = np.where(self.model.is_discrete, scale, self.algorithm.start_scale(scale))
+        scale = Cells.of(self.model).start_scale(loc, narrow, scale)
         return self.family.start(loc, np.minimum(scale, _INSIDE * self.model.distance_to_edge(loc)))
 
     @property

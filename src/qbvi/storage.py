@@ -19,6 +19,7 @@ from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import STAGES, Evaluations
 from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, product
 from qbvi.families.base import Density
+from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
@@ -26,7 +27,7 @@ from qbvi.paths import Start
 from qbvi.points import mapped, row
 from qbvi.report import Report, Trace
 from qbvi.results import Fit
-from qbvi.supports import UserDefinedError
+from qbvi.supports import UserDefinedError, WholeNumbers, support_from_spec
 
 __all__ = ["load", "read_facts", "save"]
 
@@ -323,7 +324,8 @@ def _family_spec(family: Density) -> dict[str, Any]:
     if isinstance(family, Mixture):
         return {"kind": "Mixture", "components": [_family_spec(component) for component in family.components]}
     if isinstance(family, FreeDensity):
-        return {"kind": "FreeDensity", **asdict(family)}
+        cells = [[column, support.to_spec()] for column, support in family.cells]
+        return {"kind": "FreeDensity", **asdict(family), "cells": cells}
     if type(family) in _KINDS.values():
         return {"kind": type(family).__name__, **{part.name: getattr(family, part.name) for part in fields(family)}}  # type: ignore[arg-type]
     msg = f"`fit` must have one of the families {', '.join(_KINDS)}, or a product or mixture of them, to be saved, got {type(family).__name__}"
@@ -332,7 +334,11 @@ def _family_spec(family: Density) -> dict[str, Any]:
 
 def _family_from_spec(spec: Mapping[str, Any]) -> Any:
     if spec["kind"] == "FreeDensity":
-        rules = {"caution": Caution(**spec["caution"]), "integration": Integration(**spec["integration"])}
+        rules = {
+            "caution": Caution(**spec["caution"]),
+            "integration": Integration(**spec["integration"]),
+            "cells": _cells(spec.get("cells", [])),
+        }
         return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
     if spec["kind"] == "Mixture":
         return Mixture(tuple(_family_from_spec(component) for component in spec["components"]))
@@ -341,6 +347,15 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Any:
         return product(tuple(_family_from_spec(factor) for factor in spec["factors"]), columns)
     family: Family = _KINDS[spec["kind"]](**{name: value for name, value in spec.items() if name != "kind"})
     return family
+
+
+def _cells(spec: list[Any]) -> Cells:
+    supports = [support_from_spec(support) for _, support in spec]
+    wholes = tuple(support for support in supports if isinstance(support, WholeNumbers))
+    if len(wholes) != len(supports):
+        msg = f"cells of its posterior are of {supports!r}"
+        raise TypeError(msg)
+    return Cells(tuple(int(column) for column, _ in spec), wholes)
 
 
 def _with_leading_axis(array: Any) -> Any:

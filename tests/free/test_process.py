@@ -66,7 +66,7 @@ def test_variance_and_misfit_are_those_of_each_point_left_out(data):
     errors, scales = [], []
     for i in range(len(data.t)):
         keep = np.arange(len(data.t)) != i
-        rest = Observations(*(part[keep] for part in data))
+        rest = Observations(data.z[keep], data.t[keep], data.noise[keep])
         mean, cov = universal(rest, data.z[i : i + 1])
         errors.append(data.t[i] - mean[0])
         scales.append(cov[0, 0] + math.exp(SHAPE[1]) + data.noise[i] / GUESS)

@@ -395,7 +395,7 @@ def test_frozen_scipy_laws_are_kept_too(prior, law):
 
 
 def test_a_frozen_scipy_prior_of_whole_numbers_is_fitted():
-    fit = qbvi.fit(lambda p: -0.1 * p["x"], {"x": scipy.stats.poisson(3.0)}, seed=1)
+    fit = qbvi.fit(lambda p: -0.1 * p["x"], {"x": scipy.stats.poisson(3.0)}, family={"x": "poisson"}, seed=1)
     assert fit.converged
     np.testing.assert_allclose(fit.factors["x"].rate, 3 * math.exp(-0.1), rtol=1e-6)
 

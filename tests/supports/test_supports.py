@@ -6,6 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from scipy.integrate import quad
 from scipy.special import expit, logit
 
 from libraries import on_eager_libraries
@@ -215,14 +217,26 @@ def test_contains(support, inside, boundary, outside):
 
 
 @pytest.mark.parametrize(("support", "shape"), DISCRETE)
-def test_no_map_reaches_whole_numbers_and_the_error_says_what_to_do(support, shape):
+def test_whole_numbers_are_images_of_cells(support, shape):
     assert support.is_discrete
     assert not Real().is_discrete
     assert support.unconstrained_size(shape) == math.prod(shape)
-    values = np.zeros((1, *shape))
-    for use in (support.constrain, support.unconstrain, support.log_jacobian):
-        with pytest.raises(ValueError, match=r"is discrete: give it a family of its own, e\.g\. family=\{"):
-            use(values, shape)
+    x = np.arange(support.low, min(support.high, 30) + 1)
+    u = support.unconstrain(np.tile(x[:, None], math.prod(shape)).reshape(-1, *shape), shape)
+    assert_array_equal(support.constrain(u, shape).reshape(len(x), -1), np.tile(x[:, None], math.prod(shape)))
+    low, high = support.cell(x)
+    assert_array_equal(low[1:], high[:-1])
+    assert low[0] == -INF
+    assert (high[-1] == INF) == (x[-1] == support.high)
+    assert_array_equal(support.constrain(low[1:, None] + 1e-9, ()), x[1:])
+    assert_array_equal(support.constrain(high[:-1, None] - 1e-9, ()), x[:-1])
+
+
+@pytest.mark.parametrize("support", [WholeNumbers(0, 1), WholeNumbers(3, 9), WholeNumbers()])
+def test_the_density_in_each_cell_integrates_to_one(support):
+    for low, high in zip(*support.cell(np.arange(support.low, min(support.high, 6) + 1)), strict=True):
+        density = lambda u: math.exp(support.log_jacobian(np.array([[u]]), ())[0])
+        assert_allclose(quad(density, max(low, -40), min(high, 40))[0], 1.0, rtol=1e-7)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 2), (0, 2.5), (3, 2), (-INF, 0), (0, math.nan)])

@@ -1,7 +1,7 @@
 """Priors of whole numbers: switches, categories and counts.
 
-No map from the real line reaches whole numbers, so these priors have no unconstrained density.
-Their posterior is a family of whole numbers.
+On the unconstrained scale the probability of a whole number is spread over its cell; see
+`qbvi.WholeNumbers`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 
 class Discrete(Distribution):
-    """Independent whole numbers; subclasses give log-probabilities, two moments and draws."""
+    """Independent whole numbers; subclasses give log-probabilities and draws."""
 
     support: Elementwise
 
@@ -43,10 +43,6 @@ class Discrete(Distribution):
     @abstractmethod
     def _log_mass(self, x: Floats) -> Floats:
         """Log-probability of each entry, given whole numbers in the support: (n, k) -> (n, k)."""
-
-    @abstractmethod
-    def _moments(self) -> tuple[Floats, Floats]:
-        """Mean and variance of each entry: two arrays (k,)."""
 
     @abstractmethod
     def _numbers(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
@@ -63,11 +59,6 @@ class Discrete(Distribution):
     def sample(self, rng: np.random.Generator, n: int) -> Floats:
         """Draw ``n`` values: ``(n, *shape)``."""
         return self._numbers(rng, n).astype(np.float64).reshape(n, *self.shape)
-
-    def initial(self) -> tuple[Floats, Floats]:
-        """Means and standard deviations, each (k,)."""
-        mean, variance = self._moments()
-        return mean, np.sqrt(np.maximum(variance, 1e-12))
 
 
 class Bernoulli(InFamily, Discrete):
@@ -95,10 +86,6 @@ class Bernoulli(InFamily, Discrete):
     def _log_mass(self, x: Floats) -> Floats:
         p = self._flat["p"]
         return np.asarray(scipy.special.xlogy(x, p) + scipy.special.xlog1py(1 - x, -p))
-
-    def _moments(self) -> tuple[Floats, Floats]:
-        p = self._flat["p"]
-        return p.copy(), p * (1 - p)
 
     def _numbers(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         return (rng.random((n, self.dim)) < self._flat["p"]).astype(np.int64)
@@ -130,9 +117,6 @@ class Poisson(InFamily, Discrete):
             scipy.special.xlogy(x, self._flat["rate"]) - scipy.special.gammaln(x + 1) - self._flat["rate"]
         )
 
-    def _moments(self) -> tuple[Floats, Floats]:
-        return self._flat["rate"].copy(), self._flat["rate"].copy()
-
     def _numbers(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         return rng.poisson(self._flat["rate"], (n, self.dim))
 
@@ -151,8 +135,8 @@ class NegativeBinomial(InFamily, Discrete):
 
     Examples
     --------
-    >>> NegativeBinomial(3, 0.25).initial()
-    (array([9.]), array([6.]))
+    >>> NegativeBinomial(3, 0.25).log_prob(np.array([0.0])).round(6)
+    array([-4.158883])
     """
 
     count: Floats
@@ -170,10 +154,6 @@ class NegativeBinomial(InFamily, Discrete):
         count, p = self._flat["count"], self._flat["p"]
         coefficient = scipy.special.gammaln(x + count) - scipy.special.gammaln(x + 1) - scipy.special.gammaln(count)
         return np.asarray(coefficient + count * np.log(p) + scipy.special.xlog1py(x, -p))
-
-    def _moments(self) -> tuple[Floats, Floats]:
-        count, p = self._flat["count"], self._flat["p"]
-        return count * (1 - p) / p, count * (1 - p) / p**2
 
     def _numbers(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         return rng.negative_binomial(self._flat["count"], self._flat["p"], (n, self.dim))
@@ -223,11 +203,6 @@ class Categorical(Discrete):
         with np.errstate(divide="ignore"):
             logs = np.log(self._flat)
         return logs[np.arange(self.dim), x.astype(np.int64)]
-
-    def _moments(self) -> tuple[Floats, Floats]:
-        number = np.arange(self._flat.shape[-1])
-        mean = self._flat @ number
-        return mean, self._flat @ number**2 - mean**2
 
     def _numbers(self, rng: np.random.Generator, n: int) -> NDArray[np.int64]:
         cumulative = np.cumsum(self._flat, axis=-1)[:, :-1]

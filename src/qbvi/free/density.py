@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.families.base import Density
 from qbvi.free.base import Base
+from qbvi.free.cells import NONE, Cells
 from qbvi.free.pool import resampled
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Caution, Integration
@@ -29,7 +30,7 @@ class Member(NamedTuple):
 
     points: Points
     base: Base
-    shape: Floats  # (4,) of the kernel
+    shape: Floats  # (4,) or (6,) of the kernel
     proposal: Proposal
     log_z: float  # log of the integral of the claimed density
     mean: Floats  # (d,)
@@ -50,6 +51,8 @@ class FreeDensity(Density):
         Numbers of Gaussians in the base, and of kernels in the proposal.
     caution, integration
         The rules by which the surrogate becomes a density, and by which draws are made.
+    cells
+        The coordinates that stand for whole numbers.
     """
 
     dim: int
@@ -59,13 +62,14 @@ class FreeDensity(Density):
     n_centres: int
     caution: Caution = field(default_factory=Caution)
     integration: Integration = field(default_factory=Integration)
+    cells: Cells = field(default_factory=Cells)
 
     @classmethod
-    def holding(cls, member: Member, caution: Caution, integration: Integration) -> FreeDensity:
+    def holding(cls, member: Member, caution: Caution, integration: Integration, cells: Cells = NONE) -> FreeDensity:
         """The family of densities with as many points as this member."""
         n, d = member.points.theta.shape
         sizes = n, len(member.points.forbidden), len(member.base.weights), len(member.proposal.centres)
-        return cls(d, *sizes, caution, integration)
+        return cls(d, *sizes, caution, integration, cells)
 
     @property
     def n_stored(self) -> int:
@@ -116,11 +120,11 @@ class FreeDensity(Density):
         points = (n, d), (n,), (n,), (self.n_forbidden, d)
         base = (k,), (k, d), (k, d, d)
         proposal = (self.n_centres, d), (d,), (d, d), (d, d), one
-        return (*points, *base, (4,), *proposal, one, (d,), (d, d))
+        return (*points, *base, (6 if self.cells else 4,), *proposal, one, (d,), (d, d))
 
 
 @lru_cache(maxsize=4)
 def _surface(density: FreeDensity, q: bytes) -> Surface:
     """The surrogate of a member, kept because its factorisation costs the cube of its points."""
     member = density.unpack(np.frombuffer(q))
-    return Surface(member.points, member.base, member.shape, density.caution)
+    return Surface(member.points, member.base, member.shape, density.caution, density.cells)

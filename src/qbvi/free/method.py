@@ -30,6 +30,7 @@ from qbvi.diagnostics import failures_depend_on_place
 from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
 from qbvi.free.base import Base
+from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity, Member
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
@@ -117,6 +118,8 @@ class Free(Algorithm):
         Centre and spread of the prior, which is surveyed for other modes. `qbvi.fit` sets it.
     rules
         The numbers behind all decisions, see `qbvi.free.rules`.
+    cells
+        The coordinates that stand for whole numbers. `qbvi.fit` sets it.
 
     Examples
     --------
@@ -133,6 +136,7 @@ class Free(Algorithm):
     first: Regression = field(default_factory=Regression, repr=False)
     prior: PriorScale | None = field(default=None, repr=False)
     rules: FreeRules = field(default_factory=FreeRules, repr=False)
+    cells: Cells = field(default_factory=Cells, repr=False)
 
     def __post_init__(self) -> None:
         positive_number("tol", self.tol)
@@ -162,7 +166,7 @@ class Free(Algorithm):
 
     def for_model(self, model: Model) -> Self:
         """As the first part."""
-        return replace(self, first=self.first.for_model(model))
+        return replace(self, first=self.first.for_model(model), cells=Cells.of(model))
 
     def looking_at(self, model: Model, max_evals: int | None, *, has_start: bool = False) -> Self:
         """The method that surveys this model's prior for other modes, also with a start."""
@@ -276,7 +280,7 @@ class Free(Algorithm):
         open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.caution.hoped
         density: Any = current.density
         q = current.member
-        if current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
+        if not self.cells and current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
             density, q, missing = family, current.nearest, missing + current.gaussian
         error = math.sqrt(se**2 + sum(nats**2 for nats in open_nats))
         return Outcome(
@@ -326,7 +330,7 @@ class Free(Algorithm):
 
     @property
     def _search(self) -> Search:
-        return Search(self.first, self.prior, self.rules)
+        return Search(self.first, self.prior, self.rules, self.cells)
 
     def _is_noisy(self, state: FreeState) -> bool:
         """Whether the function has so much noise that no surrogate of it pays."""
@@ -337,6 +341,7 @@ class Free(Algorithm):
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
         rule, d = self.rules.rounds, state.theta.shape[1]
         is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
+        is_known &= np.isfinite(state.search.path.store.y).any()  # the survey may know more than the path
         is_exploring = self._search.is_exploring(state.search)
         return bool(is_known and not is_exploring and np.isneginf(state.y).mean() > rule.walled)
 
@@ -419,7 +424,7 @@ class Free(Algorithm):
         if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
             mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
         member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
-        density = FreeDensity.holding(member, rules.caution, rules.integration)
+        density = FreeDensity.holding(member, rules.caution, rules.integration, self.cells)
         q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
         rng = np.random.default_rng(len(state.y))
         current = Current(
@@ -449,11 +454,11 @@ class Free(Algorithm):
         rules, before, points = self.rules, state.current, self._points(state)
         n = len(points.y)
         if before is None:
-            return Surface.searched(points, base, None, rules.caution, rules.search), n
+            return Surface.searched(points, base, None, rules.caution, rules.search, self.cells), n
         shape = before.density.unpack(before.member).shape
         if n < rules.search.again * before.n_searched:
-            return Surface(points, base, shape, rules.caution), before.n_searched
-        return Surface.searched(points, base, shape, rules.caution, rules.search), n
+            return Surface(points, base, shape, rules.caution, self.cells), before.n_searched
+        return Surface.searched(points, base, shape, rules.caution, rules.search, self.cells), n
 
     def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
         """A Gaussian near the posterior, and the nats between them.
@@ -467,15 +472,17 @@ class Free(Algorithm):
 
     def _points(self, state: FreeState) -> Points:
         """The points of the surrogate: the best ones, each once."""
-        finite = np.flatnonzero(np.isfinite(state.y))
-        _, first = np.unique(state.theta[finite], axis=0, return_index=True)
+        theta = self.cells.middle(state.theta)
+        y = state.y + self.cells.slope(theta) - self.cells.slope(state.theta)
+        finite = np.flatnonzero(np.isfinite(y))
+        _, first = np.unique(theta[finite], axis=0, return_index=True)
         rows = finite[np.sort(first)]
         if len(rows) > self.rules.rounds.most_points:
-            rows = np.sort(rows[np.argsort(-state.y[rows], kind="stable")[: self.rules.rounds.most_points]])
+            rows = np.sort(rows[np.argsort(-y[rows], kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
-        implied = self.first.noise_at(Gaussian(state.theta.shape[1]), path, path.q, state.theta[rows]).variance
+        implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
         noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
-        return Points(state.theta[rows], state.y[rows], noise, state.theta[np.isneginf(state.y)])
+        return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)])
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:
         """Nats between the new posterior and the one before, which was Gaussian at first."""

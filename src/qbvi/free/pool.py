@@ -136,6 +136,7 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sens
     u, weights, is_sensible = pool.u[some], pool.hopeful[some], makes_sense[some]
     if np.count_nonzero(is_sensible) > n:
         u, weights = u[is_sensible], weights[is_sensible]
+    u = surface.cells.middle(u)
     if surface.border is not None:
         allowed = surface.allowed(u)
         at_border = _distinct(weights * allowed * (1 - allowed), n // 2, len(surface.points.y))

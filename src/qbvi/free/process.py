@@ -33,6 +33,7 @@ class Observations(NamedTuple):
     z: Floats  # (n, d)
     t: Floats  # (n,)
     noise: Floats  # (n,) variances
+    wholes: tuple[int, ...] = ()  # coordinates that stand for whole numbers
 
 
 class Predicted(NamedTuple):
@@ -52,7 +53,8 @@ class Process:
     data
         The residuals.
     shape
-        Log length, log noise, and the log ratios of the kernel's parts: (4,).
+        Log length, log noise, and the log ratios of the kernel's parts: (4,). If there are whole
+        numbers, log odds and log length of rough functions of them too: (6,).
     variance
         A guess of the variance of the function, to which the noise is compared.
 
@@ -68,7 +70,7 @@ class Process:
 
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
         self._data, n = data, len(data.t)
-        self.kernel = _kernel(shape)
+        self.kernel = _kernel(shape, data.wholes)
         K = self.kernel(data.z, data.z)
         K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
         factor = np.linalg.cholesky(K)
@@ -103,27 +105,28 @@ class Process:
 
 
 def search(data: Observations, start: Floats, rules: ShapeSearch) -> Floats:
-    """The shape of the kernel that best predicts each point from all others: (4,).
+    """The shape of the kernel that best predicts each point from all others: (4,) or (6,).
 
     A pattern search from ``start`` and from the prior medians.
     """
-    d = data.z.shape[1]
-    low, high = rules.bounds(d)
+    d, wholes = data.z.shape[1], bool(data.wholes)
+    low, high = rules.bounds(d, wholes)
     guess = [max(float(np.var(data.t)), _FLAT)]
 
     def badness(x: Floats) -> float:
         process = Process(data, x, guess[0])
         guess[0] = process.variance
-        return process.misfit + rules.penalty(x, d)
+        return process.misfit + rules.penalty(x, d, wholes)
 
-    starts = [np.clip(start, low, high), rules.start(d)]
+    starts = [np.clip(start, low, high), rules.start(d, wholes)]
     values = [badness(x) for x in starts]
     x, best = starts[int(np.argmin(values))], min(values)
-    stride, left = np.array(rules.strides), rules.tries
-    used = {1: 2, 2: 3}.get(d, 4)  # in one or two dimensions the kernel has fewer parts
+    stride, left = np.array(rules.strides), rules.tries + wholes * rules.more_tries
+    # In one or two dimensions the kernel has fewer parts.
+    used = [*range({1: 2, 2: 3}.get(d, 4)), *range(4, len(x))]
     while left > 0 and stride[0] > rules.finest:
         before = best
-        for i in range(used):
+        for i in used:
             for sign in (1, -1):
                 trial = x.copy()
                 trial[i] = np.clip(x[i] + sign * stride[i], low[i], high[i])
@@ -138,7 +141,10 @@ def search(data: Observations, start: Floats, rules: ShapeSearch) -> Floats:
     return x
 
 
-def _kernel(shape: Floats) -> Kernel:
+def _kernel(shape: Floats, wholes: tuple[int, ...]) -> Kernel:
     ratios = np.exp([shape[2], shape[3], 0.0])
     one, two, _ = ratios / ratios.sum()
-    return Kernel(float(math.exp(shape[0])), float(one), float(two))
+    parts = float(math.exp(shape[0])), float(one), float(two)
+    if not wholes:
+        return Kernel(*parts)
+    return Kernel(*parts, wholes, float(scipy.special.expit(shape[4])), float(math.exp(shape[5])))

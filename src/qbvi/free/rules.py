@@ -57,26 +57,34 @@ class ShapeSearch:
     share: float = -1.0  # prior mean of the log ratio of each simple part to the joint one
     share_width: float = 2.0
     widest_share: float = 5.0
-    strides: tuple[float, ...] = (0.5, 2.0, 1.5, 1.5)
+    rough: float = 0.0  # prior mean of the log odds of rough functions of a whole number ...
+    rough_width: float = 2.0
+    reach: float = 0.7  # ... and of their log length, relative to that of smooth ones
+    reach_width: float = 1.0
+    strides: tuple[float, ...] = (0.5, 2.0, 1.5, 1.5, 1.5, 0.7)
     finest: float = 0.15  # stride of the log length at which the search ends
     tries: int = 12  # after the starts
+    more_tries: int = 8  # if there are whole numbers
     improvement: float = 0.01
     again: float = 1.2  # factor by which the points must have grown before another search
 
-    def start(self, d: int) -> Floats:
-        """Prior medians of the four numbers."""
-        return np.array([np.log(self.length * np.sqrt(d)), np.log(self.noise), self.share, self.share])
+    def start(self, d: int, wholes: bool = False) -> Floats:
+        """Prior medians of the numbers: (4,), or (6,) if there are whole numbers."""
+        start = [np.log(self.length * np.sqrt(d)), np.log(self.noise), self.share, self.share]
+        return np.array([*start, self.rough, self.reach] if wholes else start)
 
-    def bounds(self, d: int) -> tuple[Floats, Floats]:
-        """Least and largest values of the four numbers."""
+    def bounds(self, d: int, wholes: bool = False) -> tuple[Floats, Floats]:
+        """Least and largest values of the numbers."""
         low = [np.log(self.shortest), np.log(self.least_noise), -self.widest_share, -self.widest_share]
         high = [np.log(self.longest * np.sqrt(d)), 0.0, self.widest_share, self.widest_share]
-        return np.array(low), np.array(high)
+        more = [self.widest_share, 3 * self.reach_width] if wholes else []
+        return np.array([*low, *(-limit for limit in more)]), np.array([*high, *more])
 
-    def penalty(self, x: Floats, d: int) -> float:
-        """Minus twice the log prior density of the four numbers."""
-        width = np.array([self.length_width, self.noise_width, self.share_width, self.share_width])
-        return float(np.sum(((x - self.start(d)) / width) ** 2))
+    def penalty(self, x: Floats, d: int, wholes: bool = False) -> float:
+        """Minus twice the log prior density of the numbers."""
+        width = [self.length_width, self.noise_width, self.share_width, self.share_width]
+        width += [self.rough_width, self.reach_width] if wholes else []
+        return float(np.sum(((x - self.start(d, wholes)) / np.array(width)) ** 2))
 
 
 @dataclass(frozen=True)

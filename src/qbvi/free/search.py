@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.arrays import Array
 from qbvi.free.base import Base
+from qbvi.free.cells import NONE, Cells
 from qbvi.free.rules import FreeRules
 from qbvi.free.survey import Survey, falls, line
 from qbvi.protocol import Info, Values
@@ -63,11 +64,14 @@ class Search:
         Centre and spread of the prior; None for no survey.
     rules
         The rules of the survey, and when a Gaussian is near enough to its best.
+    cells
+        The coordinates that stand for whole numbers.
     """
 
     method: Regression
     prior: PriorScale | None
     rules: FreeRules
+    cells: Cells = NONE
 
     def init(self, family: Any, q: Array) -> SearchState:
         """State before the first iteration."""
@@ -224,7 +228,8 @@ class Search:
     def _start(self, family: Any, point: Floats) -> Array:
         """A narrow Gaussian around a point (d,)."""
         assert self.prior is not None
-        return family.start(point, self.method.start_scale(np.asarray(self.prior.scale)))
+        scale = np.asarray(self.prior.scale)
+        return family.start(point, self.cells.start_scale(point, self.method.start_scale(scale), scale))
 
 
 def _is_surveying(state: SearchState) -> bool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from qbvi.free.base import Base
 from qbvi.free.border import Border, border_between
+from qbvi.free.cells import NONE, Cells
 from qbvi.free.kernel import squared_distances
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
@@ -89,6 +90,8 @@ class Surface:
         The kernel; see `qbvi.free.process.Process`. `searched` finds it.
     caution
         The rules that decide how far the surrogate is believed.
+    cells
+        The coordinates that stand for whole numbers. Evaluated points are in the middle of cells.
 
     Examples
     --------
@@ -101,8 +104,9 @@ class Surface:
     True
     """
 
-    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution) -> None:
+    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution, cells: Cells = NONE) -> None:
         self.points, self.base, self.shape, self._caution = points, base, shape, caution
+        self.cells = cells
         self._frame(points, base)
         self._data = self._observations(points)
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
@@ -111,24 +115,36 @@ class Surface:
 
     @classmethod
     def searched(
-        cls, points: Points, base: Base, start: Floats | None, caution: Caution, rules: ShapeSearch
+        cls,
+        points: Points,
+        base: Base,
+        start: Floats | None,
+        caution: Caution,
+        rules: ShapeSearch,
+        cells: Cells = NONE,
     ) -> Surface:
         """The surface with the kernel that predicts best; the search begins at ``start``."""
         first = cls.__new__(cls)
-        first._caution = caution
+        first._caution, first.cells = caution, cells
         first._frame(points, base)
         d = points.theta.shape[1]
-        shape = search(first._observations(points), rules.start(d) if start is None else start, rules)
-        return cls(points, base, shape, caution)
+        start = rules.start(d, bool(cells)) if start is None else start
+        shape = search(first._observations(points), start, rules)
+        return cls(points, base, shape, caution, cells)
 
     def __call__(self, u: Floats) -> Seen:
         """The surrogate at points u (m, d)."""
         rows = max(1, _BLOCK // max(len(self.points.y), 1))
-        parts = [self._seen(u[i : i + rows]) for i in range(0, len(u), rows)]
-        return Seen(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+        middle = self.cells.middle(u)
+        parts = [self._seen(middle[i : i + rows]) for i in range(0, len(u), rows)]
+        low, high, variance = (np.concatenate(column) for column in zip(*parts, strict=True))
+        rise = self.cells.slope(u) - self.cells.slope(middle)
+        return Seen(low + rise, high + rise, variance)
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
+        if self._map is not None:
+            return np.asarray((u - self._centre) @ self._map.T)
         return np.asarray(
             scipy.linalg.solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T
         )
@@ -146,6 +162,7 @@ class Surface:
         caution = self._caution
         self._base, self._centre = base, base.mean
         self._factor = np.linalg.cholesky(caution.base * base.within)
+        self._map = _whitening(caution.base * base.within, self.cells.columns) if self.cells else None
         self._squash = Squash(float(y.max()), caution.depth(d))
         difference = y - base.log_prob(points.theta, caution.base)
         self._offset = float(np.median(difference[y >= y.max() - d - 3]))
@@ -155,7 +172,8 @@ class Surface:
         t = squash(points.y)
         below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
         noise = points.noise + (caution.blur * below) ** 2
-        return Observations(self.whitened(points.theta), t - self._fallback(points.theta), noise)
+        residual = t - self._fallback(points.theta)
+        return Observations(self.whitened(points.theta), residual, noise, self.cells.columns)
 
     def _fallback(self, u: Floats) -> Floats:
         return self._squash(self._base.log_prob(u, self._caution.base) + self._offset)
@@ -192,3 +210,19 @@ class Surface:
         if not len(points.forbidden):
             return None
         return border_between(points.theta, points.forbidden, np.sqrt(np.diagonal(self._base.within)))
+
+
+def _whitening(cov: Floats, wholes: tuple[int, ...]) -> Floats:
+    """The map (d, d) to coordinates of unit variance in which whole numbers are not mixed.
+
+    Each whole number is divided by its standard deviation. The others are whitened given them.
+    """
+    w = np.array(wholes)
+    c = np.setdiff1d(np.arange(len(cov)), w)
+    whitening = np.zeros_like(cov)
+    whitening[w, w] = 1 / np.sqrt(cov[w, w])
+    if len(c):
+        slope = np.linalg.solve(cov[np.ix_(w, w)], cov[np.ix_(w, c)]).T
+        inverse = np.linalg.inv(np.linalg.cholesky(cov[np.ix_(c, c)] - slope @ cov[np.ix_(w, c)]))
+        whitening[np.ix_(c, c)], whitening[np.ix_(c, w)] = inverse, -inverse @ slope
+    return whitening

@@ -7,7 +7,7 @@ constrained values ``x (n, *shape)``. It also gives the inverse map and, for eac
 .. math:: \log |\partial x / \partial u|
 
 The maps saturate instead of overflowing: for every ``u``, ``x`` is finite and in the closed
-support. Whole numbers are not an image of R^k, so `WholeNumbers` refuses to map.
+support. A whole number is the image of an interval, its cell.
 """
 
 from qbvi.supports.base import Elementwise, Support, UserDefinedError
