@@ -176,7 +176,7 @@ class Judged(NamedTuple):
         >>> import numpy as np
         >>> h = -3.0 + 6.0 * np.random.default_rng(1).standard_normal(100)
         >>> found = Judged.by(h, Noise(np.full(100, 36.0), error=0.2))
-        >>> np.isnan(found.khat), found.proven, found.notes
+        >>> bool(np.isnan(found.khat)), found.proven, found.notes
         (True, 0.0, ('k-hat is not known: noise hides the shape of the importance ratios',))
         """
         if not noise.mean or h.size < 2:
