@@ -35,7 +35,7 @@ def member_of(function, d, n, forbidden):
     pool = integrated(surface, start, INTEGRATION)
     mean = pool.weights @ pool.u
     cov = np.atleast_2d(np.cov(pool.u.T, aweights=pool.weights, bias=True))
-    return Member(points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
+    return Member(points, base, surface.shape, pool.proposal, surface.warp, pool.log_z, mean, cov)
 
 
 CASES = {

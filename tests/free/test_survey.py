@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from qbvi.free.rules import SurveyRule
-from qbvi.free.survey import Survey
+from qbvi.free.survey import Survey, falls
 from qbvi.regression.look import PriorScale
 
 RULE = SurveyRule()
@@ -151,27 +151,34 @@ def test_the_start_is_the_best_point_on_the_other_hill():
 
 def test_a_fall_that_is_no_larger_than_the_rule_is_no_valley():
     least = RULE.valley + RULE.shallow * 4
-    assert len(walked([6.0], [-4.0], [-4 - 0.99 * least, -4, -3, -2, -1])) == 0
-    assert len(walked([6.0], [-4.0], [-4 - 1.01 * least, -4, -3, -2, -1])) == 1
+    assert not len(falls(np.array([-4, -4 - 0.99 * least, -4, -2, 0]), RULE))
+    assert len(falls(np.array([-4, -4 - 1.01 * least, -4, -2, 0]), RULE))
 
 
 def test_far_below_the_mode_a_shallow_fall_is_no_valley():
-    assert len(walked([6.0], [-1000.0], [-1020, -800, -400, -100, -10])) == 0
+    assert not len(falls(np.array([-1000.0, -1020, -800, -400, -100, -10, 0]), RULE))
 
 
 def test_a_point_that_is_better_than_the_mode_is_a_start():
     assert_allclose(walked([6.0], [-90.0], [-50, -20, 5, -1, 0], top=-2.0), [3.0])
 
 
-def test_a_hill_that_the_line_passes_by_is_a_bend_downward_and_then_upward():
+def test_a_hill_that_the_line_passes_by_is_a_bend_upward():
     # Steps of 10, 2, 2, 10, 1, 1: the line never falls, but it flattens on the other hill before it rises again.
     # The start is the point before the line bends upward.
     assert_allclose(walked([6.0], [-26.0], [-16, -14, -12, -2, -1]), [4.0])
 
 
-def test_a_bend_upward_and_then_downward_is_no_other_hill():
-    # Steps of 1, 1, 10, 10, 3, 1: heavy tails, which rise slowly far from the only hill.
-    assert len(walked([6.0], [-26.0], [-25, -24, -14, -4, -1])) == 0
+def test_the_slope_of_another_hill_at_the_far_end_is_a_bend_upward():
+    # Steps of 40, 51, 41, 29, 17, 6: near the mode they shrink by 12 each, as for a Gaussian. The first one is too
+    # small for that, because another Gaussian is larger there.
+    assert_allclose(walked([6.0], [-191.0], [-151, -100, -59, -30, -13], top=-7.0), [6.0])
+
+
+def test_a_small_bend_upward_is_no_hill():
+    # A tail of a Student-t, which rises slowly far from the only hill.
+    y = -2 * np.log1p(np.arange(6.0, 0, -1) ** 2)
+    assert not len(walked([6.0], y[:1], y[1:]))
 
 
 def test_an_impossible_stretch_on_the_way_is_a_valley():

@@ -37,6 +37,11 @@ class Base(NamedTuple):
         """A single Gaussian."""
         return cls(np.ones(1), mean[None], cov[None])
 
+    @classmethod
+    def standard(cls, d: int) -> Base:
+        """The standard Gaussian in d dimensions."""
+        return cls.one(np.zeros(d), np.eye(d))
+
     def log_prob(self, u: Floats, widened: float = 1.0) -> Floats:
         """Log density at u (n, d), with covariances ``widened`` times as large: (n,)."""
         return np.asarray(np.logaddexp.reduce(self._log_parts(u, widened), axis=0))

@@ -18,7 +18,8 @@ from qbvi.free.cells import NONE, Cells
 from qbvi.free.pool import resampled
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Caution, Integration
-from qbvi.free.surface import Points, Surface
+from qbvi.free.surface import Coordinates, Points, Surface
+from qbvi.free.warp import Warp
 
 __all__ = ["FreeDensity", "Member"]
 
@@ -32,6 +33,7 @@ class Member(NamedTuple):
     base: Base
     shape: Floats  # (4,) or (6,) of the kernel
     proposal: Proposal
+    warp: Warp
     log_z: float  # log of the integral of the claimed density
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
@@ -49,6 +51,8 @@ class FreeDensity(Density):
         Numbers of points with a finite value, and with a likelihood of zero.
     n_components, n_centres
         Numbers of Gaussians in the base, and of kernels in the proposal.
+    n_given, n_functions
+        Numbers of coordinates, and of functions of them, in the change of coordinates.
     caution, integration
         The rules by which the surrogate becomes a density, and by which draws are made.
     cells
@@ -60,6 +64,8 @@ class FreeDensity(Density):
     n_forbidden: int
     n_components: int
     n_centres: int
+    n_given: int = 0
+    n_functions: int = 0
     caution: Caution = field(default_factory=Caution)
     integration: Integration = field(default_factory=Integration)
     cells: Cells = field(default_factory=Cells)
@@ -69,7 +75,7 @@ class FreeDensity(Density):
         """The family of densities with as many points as this member."""
         n, d = member.points.theta.shape
         sizes = n, len(member.points.forbidden), len(member.base.weights), len(member.proposal.centres)
-        return cls(d, *sizes, caution, integration, cells)
+        return cls(d, *sizes, len(member.warp.given), len(member.warp.linear), caution, integration, cells)
 
     @property
     def n_stored(self) -> int:
@@ -78,8 +84,8 @@ class FreeDensity(Density):
 
     def pack(self, member: Member) -> Floats:
         """The array that describes a member."""
-        points, base, shape, proposal, *rest = member
-        parts = (*points, *base, shape, *proposal, *rest)
+        points, base, shape, proposal, warp, *rest = member
+        parts = (*points, *base, shape, *proposal, *warp, *rest)
         return np.concatenate([np.ravel(np.asarray(part, dtype=np.float64)) for part in parts])
 
     def unpack(self, q: Array) -> Member:
@@ -87,8 +93,10 @@ class FreeDensity(Density):
         ends = np.cumsum([0, *(prod(shape) for shape in self._shapes)]).tolist()
         flat = np.asarray(q, dtype=np.float64)
         parts = [flat[i:j].reshape(shape) for (i, j), shape in zip(pairwise(ends), self._shapes, strict=True)]
+        points, base, shape = Points(*parts[:4]), Base(*parts[4:7]), parts[7]
         proposal = Proposal(parts[8], parts[9], parts[10], parts[11], float(parts[12]))
-        return Member(Points(*parts[:4]), Base(*parts[4:7]), parts[7], proposal, float(parts[13]), *parts[14:])
+        warp = Warp(*parts[13:22])
+        return Member(points, base, shape, proposal, warp, float(parts[22]), parts[23], parts[24])
 
     def surface(self, q: Array) -> Surface:
         """The surrogate of a member."""
@@ -120,11 +128,14 @@ class FreeDensity(Density):
         points = (n, d), (n,), (n,), (self.n_forbidden, d)
         base = (k,), (k, d), (k, d, d)
         proposal = (self.n_centres, d), (d,), (d, d), (d, d), one
-        return (*points, *base, (6 if self.cells else 4,), *proposal, one, (d,), (d, d))
+        g, f, m = self.n_given, self.n_functions, d - self.n_given
+        warp = (g,), (g,), (d,), (d,), (g,), (g,), (f, m), (f, m, m), one
+        return (*points, *base, (6 if self.cells else 4,), *proposal, *warp, one, (d,), (d, d))
 
 
 @lru_cache(maxsize=4)
 def _surface(density: FreeDensity, q: bytes) -> Surface:
     """The surrogate of a member, kept because its factorisation costs the cube of its points."""
     member = density.unpack(np.frombuffer(q))
-    return Surface(member.points, member.base, member.shape, density.caution, density.cells)
+    coordinates = Coordinates(density.cells, member.warp)
+    return Surface(member.points, member.base, member.shape, density.caution, coordinates)

@@ -36,7 +36,8 @@ from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_mom
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
-from qbvi.free.surface import Points, Surface
+from qbvi.free.surface import Coordinates, Points, Surface
+from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
 from qbvi.noise import Noise
 from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Twice, Values
@@ -65,6 +66,7 @@ class Check(NamedTuple):
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats by which the posterior changed in this round
     hope: float  # nats of mass that may be where there are few points
+    log_z_error: float = 0.0  # standard error of log_z
 
 
 class Current(NamedTuple):
@@ -77,10 +79,12 @@ class Current(NamedTuple):
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
     hope: float  # nats of mass that may be where there are few points
+    log_z_error: float  # standard error of the log of the surrogate's integral
     gaussian: float  # nats between it and the nearest Gaussian ...
     nearest: Floats  # ... which is this member of the family
-    base: Base  # of the next surrogate
-    n_searched: int  # points when the kernel was last searched for
+    base: Base  # of the next surrogate, in its coordinates
+    n_searched: int  # points when the kernel was last searched for ...
+    n_warped: int  # ... and when the search was for coordinates too
 
 
 class Confirmed(NamedTuple):
@@ -282,7 +286,7 @@ class Free(Algorithm):
         q = current.member
         if not self.cells and current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
             density, q, missing = family, current.nearest, missing + current.gaussian
-        error = math.sqrt(se**2 + sum(nats**2 for nats in open_nats))
+        error = math.sqrt(se**2 + check.log_z_error**2 + sum(nats**2 for nats in open_nats))
         return Outcome(
             density=density,
             q=q,
@@ -364,7 +368,7 @@ class Free(Algorithm):
         assert current is not None
         n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
         claimed = current.density.surface(current.member)(theta[:n]).low
-        check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope)
+        check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope, current.log_z_error)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         missing = self._missing(state, (check,))
         gap, doubt = self._gap(state), max(missing, self._doubt(check))
@@ -376,9 +380,14 @@ class Free(Algorithm):
         info = Info(np.float64(bound), finite, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
-        is_lost = missing > self.rules.rounds.lost
-        base = self._search.base(state.search) if is_lost and state.search.modes else current.base
-        return self._renewed(family, state, base), info
+        is_lost = missing > self.rules.rounds.lost and bool(state.search.modes)
+        return self._renewed(family, state, self._first_base(state) if is_lost else current.base), info
+
+    def _first_base(self, state: FreeState) -> Base:
+        """The base that the rounds began with, in the present coordinates."""
+        assert state.current is not None
+        is_warped = bool(state.current.density.n_given)
+        return Base.standard(state.theta.shape[1]) if is_warped else self._search.base(state.search)
 
     def _gap(self, state: FreeState) -> float:
         """Nats that may be missing: the largest of three estimates in the last rounds."""
@@ -413,17 +422,22 @@ class Free(Algorithm):
         """Fit the surrogate to all points, and choose the next ones."""
         rules, before = self.rules, state.current
         start = None if before is None else before.density.unpack(before.member)
-        surface, n_searched = self._surface(state, base)
-        proposal = _first_proposal(base, rules.integration.centres) if start is None else start.proposal
+        surface, n_searched, n_warped = self._surface(state, base)
+        base, warp = surface.base, surface.warp
+        # A search for the kernel gives new coordinates, if there are any.
+        if start is None or (n_searched == len(state.y) and (warp or start.warp)):
+            proposal = _first_proposal(base, rules.integration.centres)
+        else:
+            proposal = start.proposal
         pool = integrated(surface, proposal, rules.integration)
         weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
-        cov += _TINY * base.within
+        cov += _TINY * (np.diag(warp.scale**2) if warp else base.within)
         nearly = pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
         if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
             mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
-        member = Member(surface.points, base, surface.shape, pool.proposal, pool.log_z, mean, cov)
+        member = Member(surface.points, base, surface.shape, pool.proposal, warp, pool.log_z, mean, cov)
         density = FreeDensity.holding(member, rules.caution, rules.integration, self.cells)
         q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
         rng = np.random.default_rng(len(state.y))
@@ -435,10 +449,12 @@ class Free(Algorithm):
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
             hope=pool.hope,
+            log_z_error=pool.log_z_error,
             gaussian=gaussian,
             nearest=q,
-            base=base.updated(pool.u, weights),
+            base=base.updated(warp.straight(pool.u)[0], weights),
             n_searched=n_searched,
+            n_warped=n_warped,
         )
         return state._replace(q=q, current=current)
 
@@ -449,16 +465,45 @@ class Free(Algorithm):
         z = (u - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
         return np.asarray(np.all(np.abs(z) < self.first.rules.ladder.proper, axis=1))
 
-    def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int]:
-        """The surrogate of all points; its kernel is searched for when these have grown enough."""
-        rules, before, points = self.rules, state.current, self._points(state)
-        n = len(points.y)
-        if before is None:
-            return Surface.searched(points, base, None, rules.caution, rules.search, self.cells), n
-        shape = before.density.unpack(before.member).shape
-        if n < rules.search.again * before.n_searched:
-            return Surface(points, base, shape, rules.caution, self.cells), before.n_searched
-        return Surface.searched(points, base, shape, rules.caution, rules.search, self.cells), n
+    def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int, int]:
+        """The surrogate of all points, and their number at the last searches for it.
+
+        Kernel and coordinates are searched for when the points have grown enough. New coordinates
+        are taken if the surrogate in them predicts each point better from all others.
+        """
+        rules, before, points, n = self.rules, state.current, self._points(state), len(state.y)
+        held = None if before is None else before.density.unpack(before.member)
+        if before is not None and held is not None and n < rules.search.again * before.n_searched:
+            surface = Surface(points, base, held.shape, rules.caution, Coordinates(self.cells, held.warp))
+            return surface, before.n_searched, before.n_warped
+        shape = None if held is None else held.shape
+        straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
+        given = () if held is None else held.warp.structure
+        is_due = before is None or (not given and n >= rules.warp.again * before.n_warped)
+        if is_due and len(base.weights) == 1 and not self.cells:
+            given = self._given(points, straight)
+        best = Surface.searched(points, straight, shape, rules.caution, rules.search, Coordinates(self.cells))
+        if given:
+            rows = self._near(points, held)
+            warp = fitted(Sample.of(points.theta[rows], points.y[rows], straight.mean, straight.cov), given, rules.warp)
+            warped = Surface.searched(
+                points, Base.standard(len(straight.mean)), shape, rules.caution, rules.search, Coordinates(warp=warp)
+            )
+            best = min(best, warped, key=lambda surface: surface.process.misfit)
+        return best, n, n if is_due or before is None else before.n_warped
+
+    def _given(self, points: Points, base: Base) -> Given:
+        """Coordinates given which the others seem Gaussian; none with too few points."""
+        rows, d = self._near(points, None)[: self.rules.warp.most_points], points.theta.shape[1]
+        if len(rows) < (d + 1) * (d + 2) // 2:
+            return ()
+        return found(Sample.of(points.theta[rows], points.y[rows], base.mean, base.cov), self.rules.warp)
+
+    def _near(self, points: Points, held: Member | None) -> NDArray[np.int64]:
+        """Points whose density is high enough to count, in the coordinates held; the best first."""
+        y = _in_coordinates(points.theta, points.y, held)
+        order = np.argsort(-y, kind="stable")
+        return np.asarray(order[y[order] > y.max() - self.rules.caution.depth(points.theta.shape[1])])
 
     def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
         """A Gaussian near the posterior, and the nats between them.
@@ -478,7 +523,9 @@ class Free(Algorithm):
         _, first = np.unique(theta[finite], axis=0, return_index=True)
         rows = finite[np.sort(first)]
         if len(rows) > self.rules.rounds.most_points:
-            rows = np.sort(rows[np.argsort(-y[rows], kind="stable")[: self.rules.rounds.most_points]])
+            held = None if state.current is None else state.current.density.unpack(state.current.member)
+            worth = _in_coordinates(theta[rows], y[rows], held)
+            rows = np.sort(rows[np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
         implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
         noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
@@ -489,8 +536,16 @@ class Free(Algorithm):
         if state.current is None:
             return pool.divergence(np.asarray(family.log_prob(state.q, pool.u)))
         before = state.current.density.surface(state.current.member)(pool.u).low
-        log_z = state.current.density.unpack(state.current.member).log_z
-        return max(pool.divergence(before), abs(pool.log_z - log_z))
+        # Both integrals are over the same draws, so that most of their error cancels.
+        return max(pool.divergence(before), abs(pool.log_z - pool.log_integral(before)))
+
+
+def _in_coordinates(theta: Floats, y: Floats, held: Member | None) -> Floats:
+    """Log densities y (n,) of points (n, d), in the coordinates that are held.
+
+    The density of a funnel is highest in its neck, where there is next to no mass.
+    """
+    return y if held is None else y - held.warp.straight(theta)[1]
 
 
 def _first_proposal(base: Base, n: int) -> Proposal:

@@ -37,6 +37,15 @@ class Pool(NamedTuple):
         return _log_mean(self.low - self.log_proposal)
 
     @property
+    def log_z_error(self) -> float:
+        """Standard error of the log of that integral, by importance sampling."""
+        return math.sqrt(max(1 / self.n_effective - 1 / len(self.u), 0.0))
+
+    def log_integral(self, log_density: Floats) -> float:
+        """Log of the integral of another density, given at the draws (n,)."""
+        return _log_mean(log_density - self.log_proposal)
+
+    @property
     def hope(self) -> float:
         """Nats by which the possible density has more mass than the claimed one."""
         return _log_mean(self.high - self.log_proposal) - self.log_z
@@ -76,24 +85,37 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
     The random numbers are fixed by the number of points, so that the result is a function of the
     surface alone.
     """
-    rng, proposal = np.random.default_rng(len(surface.points.y)), start
+    rng, proposal, warp = np.random.default_rng(len(surface.points.y)), start, surface.warp
     for _ in range(rules.passes):
-        u = proposal.draw(rng, rules.draws, rules)
-        weights = _normalised(surface(u).low - proposal.log_prob(u, rules))
+        w = proposal.draw(rng, rules.draws, rules)
+        u, log_jacobian = warp.bent(w)
+        weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
         n_effective = float(1 / np.sum(weights**2))
-        centres = u[_systematic(rng, weights, rules.centres)]
-        if n_effective < rules.fewest * u.shape[1]:
+        centres = w[_systematic(rng, weights, rules.centres)]
+        if n_effective < rules.fewest * w.shape[1]:
             # The proposal misses the density: continue from the best points that were evaluated.
             best = np.argsort(-surface.points.y, kind="stable")[: rules.centres // 2]
-            centres = np.concatenate([centres[::2], surface.points.theta[best]])
-            weights, u = np.full(len(centres), 1 / len(centres)), centres
-        mean = weights @ u
-        cov = ((u - mean).T * weights) @ (u - mean)
+            centres = np.concatenate([centres[::2], warp.straight(surface.points.theta[best])[0]])
+            weights, w = np.full(len(centres), 1 / len(centres)), centres
+        mean = weights @ w
+        cov = ((w - mean).T * weights) @ (w - mean)
         floor = _FLOOR * surface.base.within
-        within = cov if len(surface.base.weights) == 1 else surface.base.updated(u, weights).within
+        within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
         proposal = Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
-    u = proposal.draw(rng, rules.closing, rules)
-    return Pool(proposal, u, proposal.log_prob(u, rules), *surface(u))
+    pool = _drawn(surface, proposal, rng, rules)
+    for _ in range(rules.repeats):
+        if pool.n_effective >= rules.enough:
+            break
+        more = _drawn(surface, proposal, rng, rules)
+        pool = Pool(proposal, *(np.concatenate(parts) for parts in zip(pool[1:], more[1:], strict=True)))
+    return pool
+
+
+def _drawn(surface: Surface, proposal: Proposal, rng: np.random.Generator, rules: Integration) -> Pool:
+    """A pool of draws from a proposal."""
+    w = proposal.draw(rng, rules.closing, rules)
+    u, log_jacobian = surface.warp.bent(w)
+    return Pool(proposal, u, proposal.log_prob(w, rules) + log_jacobian, *surface(u))
 
 
 def near_gaussian_moments(surface: Surface, mean: Floats, cov: Floats, rules: Integration) -> tuple[Floats, Floats]:
@@ -117,8 +139,9 @@ def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n:
     They are resampled from several proposals each, so they are as good as independent unless the
     proposal is poor.
     """
-    u = proposal.draw(rng, rules.candidates * n, rules)
-    weights = _normalised(surface(u).low - proposal.log_prob(u, rules))
+    w = proposal.draw(rng, rules.candidates * n, rules)
+    u, log_jacobian = surface.warp.bent(w)
+    weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
     return np.asarray(u[rng.permutation(_systematic(rng, weights, n))])
 
 

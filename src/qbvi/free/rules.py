@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule"]
+__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule", "WarpSearch"]
 
 Floats = NDArray[np.float64]
 
@@ -16,12 +16,11 @@ Floats = NDArray[np.float64]
 class Caution:
     """How far the surrogate is believed where it has few points.
 
-    What is claimed is what was seen: the posterior uses the prediction minus its standard error.
+    What is claimed is what was seen: the posterior uses the prediction minus half of its variance.
     Where to look is what may be: further points go where the prediction plus twice its standard
     error has mass.
     """
 
-    claimed: float = 1.0  # standard errors below the prediction of the density that is returned
     hoped: float = 2.0  # standard errors above it where points may be added ...
     most_hope: float = 3.0  # ... and most nats: the border moves outward step by step
     base: float = 1.5  # variance of the base, relative to that of the posterior so far
@@ -31,7 +30,7 @@ class Caution:
     deep_each: float = 2.0
     blurred: float = 0.5  # share of that depth from which values may be missed ...
     blur: float = 0.1  # ... by so much for each nat below
-    above: float = 2.0  # nats above the best value that may be claimed
+    above: float = 2.0  # nats above the best value that may be claimed or hoped for
     # A place is remote if the nearest point is so many times the usual distance between points
     # away. A kernel of single coordinates may see mass there that no point confirms.
     remote: float = 3.0
@@ -93,7 +92,9 @@ class Integration:
 
     passes: int = 3  # adaptations of the proposal
     draws: int = 1000  # of one pass
-    closing: int = 3000  # draws of the last pass, which gives the normalising constant
+    closing: int = 3000  # draws of the last pass, which gives the normalising constant ...
+    enough: int = 500  # ... and is repeated, with further draws, if fewer of them are effective ...
+    repeats: int = 3  # ... but not more often than this
     centres: int = 300  # components of the proposal
     fewest: int = 3  # effective draws for each dimension below which a proposal misses the density
     wide: float = 0.2  # share of the wide component, which covers what the others miss ...
@@ -124,7 +125,7 @@ class Rounds:
     checked: int = 3  # rounds whose draws together estimate what is missing
     agreed: int = 2  # consecutive rounds that must confirm the posterior
     pool: int = 600  # candidates among which the exploring points are chosen
-    most_points: int = 800  # of one surrogate: it costs their cube
+    most_points: int = 1200  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
     # Nats of mass that may be elsewhere, relative to those that may be missing: they count two
     # standard errors of the surrogate, and only part of them is there.
@@ -151,8 +152,8 @@ class SurveyRule:
     on_line: int = 5  # points on each line
     unprobed: int = 3  # iterations of a new path, after which each one draws a line to the mode ...
     on_probe: int = 3  # ... with so many points on it: it is given up if there is no valley
-    valley: float = 1.0  # nats by which the log joint must fall along a line ...
-    shallow: float = 0.05  # ... and part of the nats from there to the mode
+    valley: float = 1.0  # nats by which the log joint must fall, or bend upward, along a line ...
+    shallow: float = 0.05  # ... and part of the nats from there to the mode, or of its rise
     hurry: int = 15  # evaluations, likewise, after which the first path may look at the prior
     patience: int = 30  # evaluations, for each dimension and one more, that a new start may take
     most_modes: int = 4
@@ -165,6 +166,31 @@ class SurveyRule:
 
 
 @dataclass(frozen=True)
+class WarpSearch:
+    """The search for coordinates given which the others are Gaussian (`qbvi.free.warp`)."""
+
+    # Functions of a coordinate u that are tried: with a rate of two exp(-2 u), as for effects whose
+    # log scale is u, with a rate of one exp(-u) and exp(-2 u), with zero u and its square.
+    rates: tuple[float, ...] = (0.0, 1.0, -1.0, 2.0, -2.0)
+    most_given: int = 2
+    # Least fall of the misfit by one more such coordinate, for each point: half of it is the rise
+    # of the log density of a value that is predicted from all others.
+    gain: float = 1.0
+    # Variances of functions of all coordinates, which the structure leaves out, that are tried ...
+    others: tuple[float, ...] = (0.0, 1.0)
+    length: float = 1.5  # ... and their length, for each root of the dimension
+    of_s: float = 10.0  # variance of functions of s alone
+    noises: tuple[float, ...] = (1e-8, 1e-4)  # relative variances of the noise, likewise
+    most_points: int = 300  # the best ones, for the choice of s: each trial costs their cube
+    again: float = 1.5  # factor by which the points must have grown before another choice
+    # Beyond the range of the points, extended by this part of it, b and P are constant.
+    beyond: float = 0.5
+    extreme: float = 0.02  # share of points at either end of s that are left out of b and P
+    flattest: float = 1e-3  # least precision of v given s, where one is usual ...
+    steps: int = 50  # ... which is examined at so many values of s
+
+
+@dataclass(frozen=True)
 class FreeRules:
     """All rules of the free posterior: the argument ``rules`` of `qbvi.Free`."""
 
@@ -173,3 +199,4 @@ class FreeRules:
     integration: Integration = field(default_factory=Integration)
     rounds: Rounds = field(default_factory=Rounds)
     survey: SurveyRule = field(default_factory=SurveyRule)
+    warp: WarpSearch = field(default_factory=WarpSearch)

@@ -22,8 +22,9 @@ from qbvi.free.cells import NONE, Cells
 from qbvi.free.kernel import squared_distances
 from qbvi.free.process import Observations, Predicted, Process, search
 from qbvi.free.rules import Caution, ShapeSearch
+from qbvi.free.warp import Warp
 
-__all__ = ["Points", "Seen", "Squash", "Surface"]
+__all__ = ["PLAIN", "Coordinates", "Points", "Seen", "Squash", "Surface"]
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,16 @@ class Points(NamedTuple):
     y: Floats  # (n,) log joint
     noise: Floats  # (n,) noise variances
     forbidden: Floats  # (m, d) points of zero likelihood
+
+
+class Coordinates(NamedTuple):
+    """How the coordinates of a point enter the surrogate."""
+
+    cells: Cells = NONE  # those that stand for whole numbers: points are in the middle of cells
+    warp: Warp | None = None  # the change of coordinates
+
+
+PLAIN = Coordinates()  # as they are
 
 
 class Seen(NamedTuple):
@@ -90,8 +101,8 @@ class Surface:
         The kernel; see `qbvi.free.process.Process`. `searched` finds it.
     caution
         The rules that decide how far the surrogate is believed.
-    cells
-        The coordinates that stand for whole numbers. Evaluated points are in the middle of cells.
+    coordinates
+        The coordinates of the base and of the kernel.
 
     Examples
     --------
@@ -104,10 +115,11 @@ class Surface:
     True
     """
 
-    def __init__(self, points: Points, base: Base, shape: Floats, caution: Caution, cells: Cells = NONE) -> None:
+    def __init__(
+        self, points: Points, base: Base, shape: Floats, caution: Caution, coordinates: Coordinates = PLAIN
+    ) -> None:
         self.points, self.base, self.shape, self._caution = points, base, shape, caution
-        self.cells = cells
-        self._frame(points, base)
+        self._frame(points, base, coordinates)
         self._data = self._observations(points)
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
         self.border = self._border(points)
@@ -121,16 +133,16 @@ class Surface:
         start: Floats | None,
         caution: Caution,
         rules: ShapeSearch,
-        cells: Cells = NONE,
+        coordinates: Coordinates = PLAIN,
     ) -> Surface:
         """The surface with the kernel that predicts best; the search begins at ``start``."""
         first = cls.__new__(cls)
-        first._caution, first.cells = caution, cells
-        first._frame(points, base)
+        first._caution = caution
+        first._frame(points, base, coordinates)
         d = points.theta.shape[1]
-        start = rules.start(d, bool(cells)) if start is None else start
+        start = rules.start(d, bool(coordinates.cells)) if start is None else start
         shape = search(first._observations(points), start, rules)
-        return cls(points, base, shape, caution, cells)
+        return cls(points, base, shape, caution, coordinates)
 
     def __call__(self, u: Floats) -> Seen:
         """The surrogate at points u (m, d)."""
@@ -143,11 +155,7 @@ class Surface:
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
-        if self._map is not None:
-            return np.asarray((u - self._centre) @ self._map.T)
-        return np.asarray(
-            scipy.linalg.solve_triangular(self._factor, (u - self._centre).T, lower=True, check_finite=False).T
-        )
+        return self._whitened(self.warp.straight(u)[0])
 
     def predicted(self, u: Floats) -> Predicted:
         """The prediction of the Gaussian process at points u (m, d)."""
@@ -157,35 +165,46 @@ class Surface:
         """Probability that the likelihood is not zero at points u (m, d): (m,)."""
         return np.ones(len(u)) if self.border is None else self.border(u)
 
-    def _frame(self, points: Points, base: Base) -> None:
-        d, y = points.theta.shape[1], points.y
-        caution = self._caution
+    def _frame(self, points: Points, base: Base, coordinates: Coordinates) -> None:
+        d, caution = points.theta.shape[1], self._caution
+        self.cells = coordinates.cells
+        self.warp = Warp.none(d) if coordinates.warp is None else coordinates.warp
+        w, log_jacobian = self.warp.straight(points.theta)
+        y = points.y - log_jacobian
+        self._w, self._y = w, y
         self._base, self._centre = base, base.mean
         self._factor = np.linalg.cholesky(caution.base * base.within)
         self._map = _whitening(caution.base * base.within, self.cells.columns) if self.cells else None
         self._squash = Squash(float(y.max()), caution.depth(d))
-        difference = y - base.log_prob(points.theta, caution.base)
+        difference = y - base.log_prob(w, caution.base)
         self._offset = float(np.median(difference[y >= y.max() - d - 3]))
 
     def _observations(self, points: Points) -> Observations:
         caution, squash = self._caution, self._squash
-        t = squash(points.y)
+        t = squash(self._y)
         below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
         noise = points.noise + (caution.blur * below) ** 2
-        residual = t - self._fallback(points.theta)
-        return Observations(self.whitened(points.theta), residual, noise, self.cells.columns)
+        return Observations(self._whitened(self._w), t - self._fallback(self._w), noise, self.cells.columns)
 
-    def _fallback(self, u: Floats) -> Floats:
-        return self._squash(self._base.log_prob(u, self._caution.base) + self._offset)
+    def _whitened(self, w: Floats) -> Floats:
+        if self._map is not None:
+            return np.asarray((w - self._centre) @ self._map.T)
+        return np.asarray(
+            scipy.linalg.solve_triangular(self._factor, (w - self._centre).T, lower=True, check_finite=False).T
+        )
+
+    def _fallback(self, w: Floats) -> Floats:
+        return self._squash(self._base.log_prob(w, self._caution.base) + self._offset)
 
     def _seen(self, u: Floats) -> Seen:
-        caution, z = self._caution, self.whitened(u)
+        caution, (w, log_jacobian) = self._caution, self.warp.straight(u)
+        z = self._whitened(w)
         found = self.process(z)
-        sd, middle = np.sqrt(found.variance), self._fallback(u) + found.mean
-        low = self._squash.inverse(middle - np.minimum(found.variance / 2, caution.claimed * sd))
-        low = np.minimum(low, self._squash.top + caution.above)
+        sd, middle = np.sqrt(found.variance), self._fallback(w) + found.mean
+        low = self._squash.inverse(middle - found.variance / 2)
         high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
-        low -= self._lowered(z)
+        low, high = (np.minimum(part, self._squash.top + caution.above) for part in (low, high))
+        low, high = low - self._lowered(z) + log_jacobian, high + log_jacobian
         if self.border is not None:
             is_forbidden = self.allowed(u) < _AS_LIKELY_AS_NOT
             low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
@@ -193,7 +212,7 @@ class Surface:
 
     def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""
-        z, y, d = self._data.z, self.points.y, self._data.z.shape[1]
+        z, y, d = self._data.z, self._y, self._data.z.shape[1]
         if len(z) < 2:
             return 0.0
         squares = squared_distances(z[y >= y.max() - d - 3], z)
@@ -209,7 +228,8 @@ class Surface:
     def _border(self, points: Points) -> Border | None:
         if not len(points.forbidden):
             return None
-        return border_between(points.theta, points.forbidden, np.sqrt(np.diagonal(self._base.within)))
+        sds = self.warp.scale if self.warp else np.sqrt(np.diagonal(self._base.within))
+        return border_between(points.theta, points.forbidden, sds)
 
 
 def _whitening(cov: Floats, wholes: tuple[int, ...]) -> Floats:

@@ -3,9 +3,9 @@
 A few points are spread over the prior when the search begins. When a mode is found, straight
 lines lead to it from some of them: from the best one, and from those where the log joint is highest
 above what the Gaussians around the known modes predict. If the log joint falls on the way to the
-mode before it rises, there is another hill, and the search for a Gaussian starts again there. A
-log-concave function never does so. If that leads to a new mode, more lines follow. If all points
-are as predicted, no line is needed, and more points are spread instead.
+mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
+starts again there. A log-concave function never does so. If that leads to a new mode, more lines
+follow. If all points are as predicted, no line is needed, and more points are spread instead.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def falls(y: Floats, rule: SurveyRule) -> NDArray[np.int64]:
 def _hill(y: Floats, rule: SurveyRule) -> int:
     """The best point on another hill along a line to the mode (n,); -1 if there is none.
 
-    There is another hill if the log joint falls on the way, or if it bends downward and later
-    upward: it then lies on the far slope of a hill that the line passes by.
+    There is another hill if the log joint falls on the way. There may be one if it bends upward:
+    the far part of the line is then on the slope of a hill that it passes by, or in a heavy tail.
     """
     y = np.where(np.isfinite(y), y, np.min(y[np.isfinite(y)]) - 2 * rule.valley)
     if np.max(y) > y[-1] + rule.valley:  # no hill but a better one: the end is no mode
@@ -131,8 +131,6 @@ def _hill(y: Floats, rule: SurveyRule) -> int:
     fallen = falls(y, rule)
     if len(fallen):
         return int(np.argmax(y[: fallen[0]]))
-    bend = y[:-2] - 2 * y[1:-1] + y[2:]
-    down = np.flatnonzero(bend < -rule.valley)
-    up = np.flatnonzero(bend > rule.valley)
-    is_passed = len(down) and len(up) and up[-1] > down[0]
-    return int(up[-1]) if is_passed else -1
+    rise = np.diff(y)
+    up = np.flatnonzero(np.diff(rise) > rule.valley + rule.shallow * np.abs(rise[1:]))
+    return int(up[-1]) if len(up) else -1
