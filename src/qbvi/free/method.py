@@ -430,7 +430,7 @@ class Free(Algorithm):
         else:
             proposal = start.proposal
         pool = integrated(surface, proposal, rules.integration)
-        weights, n = pool.weights, rules.rounds.checks(family.dim, len(state.y))
+        weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near)
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
         cov += _TINY * (np.diag(warp.scale**2) if warp else base.within)

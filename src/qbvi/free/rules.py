@@ -121,7 +121,7 @@ class Rounds:
     walled: float = 0.25  # share of points with zero likelihood from which no Gaussian is found ...
     walled_points: int = 4  # ... and rounds begin with so many finite points for each dimension
     fewest: int = 4  # draws of a round that check the posterior; as many more explore
-    growth: int = 16  # a round has so many parts of all evaluations, once that is more
+    growth: int = 16  # a round has so many parts of the points that count, once that is more
     checked: int = 3  # rounds whose draws together estimate what is missing
     agreed: int = 2  # consecutive rounds that must confirm the posterior
     pool: int = 600  # candidates among which the exploring points are chosen
@@ -134,9 +134,9 @@ class Rounds:
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     most_noise: float = 0.2  # standard deviation of the function's noise up to which rounds pay
 
-    def checks(self, d: int, n_evals: int) -> int:
-        """Draws of a round that check the posterior."""
-        return max(self.fewest, d, n_evals // self.growth)
+    def checks(self, d: int, n_near: int) -> int:
+        """Draws of a round that check the posterior, with so many points near it already."""
+        return max(self.fewest, d, n_near // self.growth)
 
 
 @dataclass(frozen=True)

@@ -210,6 +210,11 @@ class Surface:
             low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
         return Seen(low, high, found.variance)
 
+    @property
+    def n_near(self) -> int:
+        """Number of points whose density is high enough to count as it is."""
+        return int(np.count_nonzero(self._y >= self._squash.top - self._squash.depth))
+
     def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""
         z, y, d = self._data.z, self._y, self._data.z.shape[1]
