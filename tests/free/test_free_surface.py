@@ -158,3 +158,12 @@ def test_values_so_large_that_a_nat_is_lost_in_them(rng):
     points = Points(theta, np.full(20, 1e300), np.zeros(20), no_points(2))
     surface = Surface.searched(points, Base.one(np.zeros(2), np.eye(2)), None, Caution(), ShapeSearch())
     assert np.isfinite(surface(theta).low).all()
+
+
+def test_only_points_above_the_depth_are_near(rng):
+    surface = make(rng)
+    far = rng.normal(size=(30, 2)) + 40.0
+    theta = np.concatenate([surface.points.theta, far])
+    y = np.concatenate([surface.points.y, np.full(30, -1e5)])
+    more = Surface(Points(theta, y, np.zeros(len(y)), no_points(2)), surface.base, surface.shape, Caution())
+    assert more.n_near == surface.n_near > 30
