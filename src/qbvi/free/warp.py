@@ -31,7 +31,7 @@ from qbvi.free.rules import WarpSearch
 __all__ = ["Given", "Sample", "Warp", "fitted", "found"]
 
 Floats = NDArray[np.float64]
-Given = tuple[tuple[int, float], ...]  # coordinates, each with the rate of its exponentials
+Given = tuple[tuple[int, float], ...]  # coordinates s, each with its rate: see `_functions`
 
 _TINY = 1e-300
 _OVERFLOW = 30.0  # largest exponent of a function of s
@@ -50,7 +50,7 @@ class Warp(NamedTuple):
     """
 
     given: Floats  # (g,) the coordinates s ...
-    rates: Floats  # (g,) ... and the rates of their exponentials; zero for powers instead
+    rates: Floats  # (g,) ... and their rates
     centre: Floats  # (d,) ...
     scale: Floats  # (d,) ... of the coordinates
     low: Floats  # (g,) least values of s from which b and P vary ...
@@ -160,7 +160,7 @@ def found(sample: Sample, rules: WarpSearch) -> Given:
 def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
     """The change of coordinates with s ``given``.
 
-    What the points do not show of b and P is as in the Gaussian.
+    What the points do not show of P is as in the Gaussian.
     """
     d = len(sample.centre)
     if not given:
@@ -264,7 +264,11 @@ def _left_out(K: Floats, y: Floats, noise: float) -> tuple[float, Floats]:
 
 
 def _functions(s: Floats, rates: Floats, scale: Floats) -> Floats:
-    """The functions of s (n, g) that b and P are sums of: (n, k)."""
+    """The functions of s (n, g) that b and P are sums of: (n, k).
+
+    For a rate of zero these are powers. A rate of one has exponentials of two speeds, as in a
+    non-centred hierarchy; a rate of two has one, as for effects whose log scale is s.
+    """
     functions = [np.ones(len(s))]
     for u, rate, unit in zip(s.T, rates, scale, strict=True):
         exponential = np.exp(np.clip(-rate * unit * u, -_OVERFLOW, _OVERFLOW))
