@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import whole_number
-from qbvi.diagnostics import KHAT_LIMIT, Judged, pareto_khat
+from qbvi.diagnostics import KHAT_LIMIT, Judged, missing_error, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
@@ -112,8 +112,7 @@ class Ratios(NamedTuple):
         ratios /= ratios.mean()
         missing = gain - float(h.mean())
         khat = -math.inf if missing < _NEGLIGIBLE else pareto_khat(h)[0]
-        errors = float(ratios.std(ddof=1)) / root, float((ratios - h).std(ddof=1)) / root
-        return Figures(gain, errors[0], missing, errors[1]), khat
+        return Figures(gain, float(ratios.std(ddof=1)) / root, missing, missing_error(h)), khat
 
     def _of_noise(self) -> tuple[Figures, float]:
         """Figures and k-hat of a noisy function."""

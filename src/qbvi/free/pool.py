@@ -34,7 +34,7 @@ class Pool(NamedTuple):
     @property
     def log_z(self) -> float:
         """Log of the integral of the claimed density."""
-        return _log_mean(self.low - self.log_proposal)
+        return self.log_integral(self.low)
 
     @property
     def log_z_error(self) -> float:
@@ -48,7 +48,7 @@ class Pool(NamedTuple):
     @property
     def hope(self) -> float:
         """Nats by which the possible density has more mass than the claimed one."""
-        return _log_mean(self.high - self.log_proposal) - self.log_z
+        return self.log_integral(self.high) - self.log_z
 
     @property
     def weights(self) -> Floats:
@@ -72,7 +72,7 @@ class Pool(NamedTuple):
         """
         mine, other = self.weights, _normalised(log_density - self.log_proposal)
         with np.errstate(invalid="ignore"):
-            ratio = (self.low - self.log_z) - (log_density - _log_mean(log_density - self.log_proposal))
+            ratio = (self.low - self.log_z) - (log_density - self.log_integral(log_density))
         # Where only one of them is zero, the divergence would be infinite: how large the place is
         # should count instead.
         ratio = np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST, _LARGEST)

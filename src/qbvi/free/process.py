@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from qbvi.free.kernel import Kernel
 from qbvi.free.rules import ShapeSearch
 
-__all__ = ["Observations", "Predicted", "Process", "search"]
+__all__ = ["LeftOut", "Observations", "Predicted", "Process", "search"]
 
 Floats = NDArray[np.float64]
 
@@ -34,6 +34,32 @@ class Observations(NamedTuple):
     t: Floats  # (n,)
     noise: Floats  # (n,) variances
     wholes: tuple[int, ...] = ()  # coordinates that stand for whole numbers
+
+
+class LeftOut(NamedTuple):
+    """The regression of values on a kernel, and each value predicted from all others.
+
+    The error at a point is ``alpha / diagonal``, and its variance is in proportion to
+    ``1 / diagonal``.
+    """
+
+    inverse: Floats  # (n, n) of the Cholesky factor of the covariance
+    ones: Floats  # (n,) covariance solved for ones ...
+    total: float  # ... and their sum
+    constant: float
+    alpha: Floats  # (n,) weights of the points in a prediction
+    diagonal: Floats  # (n,) of the inverse covariance, the constant projected out
+
+    @classmethod
+    def of(cls, K: Floats, t: Floats) -> LeftOut:
+        """The regression of values t (n,) with covariance K (n, n), noise included."""
+        inverse, _ = scipy.linalg.lapack.dtrtri(np.linalg.cholesky(K), lower=1)
+        ones = inverse.T @ (inverse @ np.ones(len(t)))
+        total = float(ones.sum())
+        solved = inverse.T @ (inverse @ t)
+        constant = float(solved.sum()) / total
+        diagonal = np.einsum("ij,ij->j", inverse, inverse) - ones**2 / total
+        return cls(inverse, ones, total, constant, solved - constant * ones, np.maximum(diagonal, _TINY))
 
 
 class Predicted(NamedTuple):
@@ -73,17 +99,9 @@ class Process:
         self.kernel = _kernel(shape, data.wholes)
         K = self.kernel(data.z, data.z)
         K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
-        factor = np.linalg.cholesky(K)
-        self._inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
         self._centre = float(np.median(data.t))
-        t = data.t - self._centre
-        self._ones = self._inverse.T @ (self._inverse @ np.ones(n))
-        self._total = float(self._ones.sum())
-        solved = self._inverse.T @ (self._inverse @ t)
-        self._constant = float(solved.sum()) / self._total
-        self._alpha = solved - self._constant * self._ones
-        diagonal = np.einsum("ij,ij->j", self._inverse, self._inverse) - self._ones**2 / self._total
-        diagonal = np.maximum(diagonal, _TINY)
+        found = LeftOut.of(K, data.t - self._centre)
+        self._inverse, self._ones, self._total, self._constant, self._alpha, diagonal = found
         counts = 1 / (1 + data.noise / _SMALL_NOISE)
         self.variance = max(float(counts @ (self._alpha**2 / diagonal) / counts.sum()), _FLAT)
         # Minus twice the log predictive density of the points that count, up to a constant.

@@ -22,10 +22,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from qbvi.free.kernel import squared_distances
+from qbvi.free.process import LeftOut
 from qbvi.free.rules import WarpSearch
 
 __all__ = ["Given", "Sample", "Warp", "fitted", "found"]
@@ -249,18 +249,13 @@ def _regression(sample: Sample, given: Given, rules: WarpSearch, other: float) -
 
 
 def _left_out(K: Floats, y: Floats, noise: float) -> tuple[float, Floats]:
-    """The misfit with this noise, and the weights of the points; as in `qbvi.free.process`."""
+    """The misfit with this noise, and the weights of the points."""
     try:
-        factor = np.linalg.cholesky(K + noise * np.eye(len(y)))
+        found = LeftOut.of(K + noise * np.eye(len(y)), y - np.median(y))
     except np.linalg.LinAlgError:  # some s are so far apart that rounding errors exceed the noise
         return math.inf, np.zeros(len(y))
-    inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
-    ones = inverse.T @ (inverse @ np.ones(len(y)))
-    solved = inverse.T @ (inverse @ (y - np.median(y)))
-    alpha = solved - ones * (solved.sum() / ones.sum())
-    diagonal = np.maximum(np.einsum("ij,ij->j", inverse, inverse) - ones**2 / ones.sum(), _TINY)
-    variance = max(float(np.mean(alpha**2 / diagonal)), _TINY)
-    return float(np.sum(math.log(variance) - np.log(diagonal))), alpha
+    variance = max(float(np.mean(found.alpha**2 / found.diagonal)), _TINY)
+    return float(np.sum(math.log(variance) - np.log(found.diagonal))), found.alpha
 
 
 def _functions(s: Floats, rates: Floats, scale: Floats) -> Floats:
