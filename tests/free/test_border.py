@@ -62,3 +62,17 @@ def test_a_border_inside_the_allowed_points_is_by_the_nearest_point():
 def test_distances_are_in_units_of_the_scales():
     border = Nearest(np.array([[0.0, 0.0]]), np.array([[1.0, 100.0]]), np.array([1.0, 100.0]))
     assert_allclose(border(np.array([[0.9, 0.0], [0.9, 60.0]])), [1, 0])
+
+
+def test_a_single_forbidden_point_may_be_excluded_in_several_ways():
+    border = border_between(np.array([[0.0, 0.0]]), np.array([[1.0, 1.0]]), np.ones(2))
+    assert len(border.others) == 1
+    u = np.array([[2.0, -3.0], [-3.0, 2.0], [2.0, 2.0], [-1.0, -1.0]])
+    assert_allclose(border(u), [0, 1, 0, 1])  # a bound on the first coordinate
+    assert_allclose(border.possibly(u), [0.5, 0.5, 0, 1])  # or on the second
+
+
+def test_with_many_points_there_is_no_other_way(rng):
+    u = rng.normal(size=(400, 2))
+    is_ordered = u[:, 0] < u[:, 1]
+    assert border_between(u[is_ordered], u[~is_ordered], np.ones(2)).others == ()

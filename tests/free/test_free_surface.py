@@ -167,3 +167,39 @@ def test_only_points_above_the_depth_are_near(rng):
     y = np.concatenate([surface.points.y, np.full(30, -1e5)])
     more = Surface(Points(theta, y, np.zeros(len(y)), no_points(2)), surface.base, surface.shape, Caution())
     assert more.n_near == surface.n_near > 30
+
+
+# --- where mass may be
+
+
+def test_the_possible_density_is_the_expected_one(rng):
+    surface = make(rng, n=15)
+    u = rng.normal(size=(200, 2))
+    low, high, variance = surface(u)
+    # Near the points no limit applies, and above the squash's depth the scale is that of the log joint.
+    plain = (variance < 0.5) & (high > -105) & (high < np.max(surface.points.y) + 1.9)
+    assert plain.sum() > 20
+    assert_allclose((high - low)[plain], variance[plain], atol=1e-6)
+
+
+def test_beyond_a_steep_wall_no_mass_is_expected(rng):
+    def walled(u):  # half a Gaussian, with a wall of fifty nats for each standard deviation beyond
+        return -0.5 * np.sum(u**2, axis=1) + 50 * np.minimum(u[:, 0], 0.0)
+
+    theta = rng.normal(size=(150, 3)) * 1.3
+    points = Points(theta, walled(theta), np.zeros(150), no_points(3))
+    base = Base.one(np.array([0.8, 0.0, 0.0]), np.diag([0.4, 1.0, 1.0]))
+    surface = Surface.searched(points, base, None, Caution(), ShapeSearch())
+    far = rng.normal(size=(2000, 3))
+    far *= 7 / np.linalg.norm(far, axis=1)[:, None]
+    # The base is 25 nats below its centre there, or more, and the points exceed it by few nats.
+    assert np.max(surface(far).high) < -8
+
+
+def test_mass_may_be_up_to_the_nearest_forbidden_point():
+    theta = np.linspace(-2, 0.5, 12)[:, None]
+    points = Points(theta, -0.5 * theta[:, 0] ** 2, np.zeros(12), np.array([[1.5]]))
+    surface = Surface.searched(points, Base.one(np.zeros(1), np.eye(1)), None, Caution(), ShapeSearch())
+    low, high, _ = surface(np.array([[0.9], [1.1], [1.4], [1.6]]))
+    assert_array_equal(np.isfinite(low), [True, False, False, False])
+    assert_array_equal(np.isfinite(high), [True, True, True, False])

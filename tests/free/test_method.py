@@ -175,6 +175,32 @@ def test_hard_edges():
     assert_allclose(draws.mean(axis=0), [0.798, -0.509], atol=0.15)
 
 
+@pytest.mark.parametrize("seed", sweep([2, 0, 1, 3, 4, 5], first=2))
+def test_a_small_box_of_possible_values(seed):
+    """Two per cent of the prior are possible, away from its centre: eighty points may all miss them."""
+    low, high = np.array([0.1, 0.7]), np.array([0.2, 0.9])
+
+    def box(x):
+        return np.where(np.all((x > low) & (x < high), axis=1), 0.0, -np.inf)
+
+    fit = qbvi.fit(box, qbvi.Uniform(0, 1, shape=2), vectorized=True, seed=seed)
+    assert fit.converged
+    assert abs(fit.evidence - np.log(0.02)) < 0.15
+    assert_allclose(fit.sample(4000, seed=1).mean(axis=0), [0.15, 0.8], atol=0.01)
+
+
+@pytest.mark.soak
+def test_the_structure_of_a_funnel_is_chosen_again():
+    """With few points the log scale seems quadratic; held for ever, that took two thousand evaluations."""
+
+    def funnel(p):
+        return -0.5 * np.sum(p["x"] ** 2) * np.exp(-p["v"]) - 4.5 * p["v"] - 4.5 * np.log(2 * np.pi)
+
+    fit = qbvi.fit(funnel, {"v": qbvi.Normal(0, 3), "x": qbvi.Flat(shape=9)}, seed=0, max_evals=1000)
+    assert fit.converged
+    assert abs(fit.evidence) < 0.1
+
+
 def test_one_dimension():
     def log_gamma(x):
         return float(2 * x - np.exp(x))

@@ -193,3 +193,12 @@ def test_a_prior_without_a_finite_value_ends_the_survey():
 def test_the_best_start_comes_first():
     valley = np.full((3, RULE.on_line), -50.0)
     assert_allclose(walked([1.0, 2.0, 3.0], [-9.0, -1.0, -5.0], valley), [2.0, 3.0, 1.0])
+
+
+def test_more_points_are_spread_each_time_while_the_likelihood_is_zero(rng):
+    prior, survey, sizes = PriorScale((0.0, 0.0), (1.0, 1.0)), Survey.begin(np.zeros(2)), []
+    for _ in range(5):
+        theta = survey.ask(prior, RULE, rng)
+        sizes.append(len(theta))
+        survey = survey.drawn(theta, np.full(len(theta), -np.inf)).blind()
+    assert sizes == [9, 12, 18, 26, 40]

@@ -281,7 +281,7 @@ class Free(Algorithm):
         modes = state.search.modes
         if modes and not is_settled and not evidence - missing >= max(mode.bound for mode in modes):
             return self._found_first(family, max(modes, key=lambda mode: mode.bound))
-        open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.caution.hoped
+        open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.rounds.hope
         density: Any = current.density
         q = current.member
         if not self.cells and current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
@@ -478,12 +478,12 @@ class Free(Algorithm):
             return surface, before.n_searched, before.n_warped
         shape = None if held is None else held.shape
         straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
-        given = () if held is None else held.warp.structure
-        is_due = before is None or (not given and n >= rules.warp.again * before.n_warped)
+        structures = {() if held is None else held.warp.structure}
+        is_due = before is None or n >= rules.warp.again * before.n_warped
         if is_due and len(base.weights) == 1 and not self.cells:
-            given = self._given(points, straight)
+            structures.add(self._given(points, straight))
         best = Surface.searched(points, straight, shape, rules.caution, rules.search, Coordinates(self.cells))
-        if given:
+        for given in sorted(structures - {()}):
             rows = self._near(points, held)
             warp = fitted(Sample.of(points.theta[rows], points.y[rows], straight.mean, straight.cov), given, rules.warp)
             warped = Surface.searched(

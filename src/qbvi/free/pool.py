@@ -161,7 +161,7 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sens
         u, weights = u[is_sensible], weights[is_sensible]
     u = surface.cells.middle(u)
     if surface.border is not None:
-        allowed = surface.allowed(u)
+        allowed = surface.border.possibly(u)
         at_border = _distinct(weights * allowed * (1 - allowed), n // 2, len(surface.points.y))
         return np.concatenate([u[at_border], _most_informative(surface, u, weights, n - len(at_border))])
     return _most_informative(surface, u, weights, n)

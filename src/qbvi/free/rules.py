@@ -17,12 +17,13 @@ class Caution:
     """How far the surrogate is believed where it has few points.
 
     What is claimed is what was seen: the posterior uses the prediction minus half of its variance.
-    Where to look is what may be: further points go where the prediction plus twice its standard
-    error has mass.
+    Where to look is what may be: further points go where the prediction plus half of its variance
+    has mass. That is the log of the expected density, if errors of the prediction are Gaussian.
     """
 
-    hoped: float = 2.0  # standard errors above it where points may be added ...
-    most_hope: float = 3.0  # ... and most nats: the border moves outward step by step
+    # Most nats by which the density may be above the prediction, and above the base by more than
+    # at any point so far: the region that is known grows step by step.
+    most_hope: float = 3.0
     base: float = 1.5  # variance of the base, relative to that of the posterior so far
     # Depth, in nats below the best value, from which values count by their logarithm only: so low
     # a value says that there is no mass, and no more. The depth is `deep` plus `deep_each` d.
@@ -127,9 +128,9 @@ class Rounds:
     pool: int = 600  # candidates among which the exploring points are chosen
     most_points: int = 1200  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
-    # Nats of mass that may be elsewhere, relative to those that may be missing: they count two
-    # standard errors of the surrogate, and only part of them is there.
-    hope: float = 3.0
+    # Nats by which the expected mass is above the claimed one, relative to those that may be
+    # missing: half of them are those by which the claim is below the prediction.
+    hope: float = 2.0
     lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     most_noise: float = 0.2  # standard deviation of the function's noise up to which rounds pay
@@ -146,6 +147,9 @@ class SurveyRule:
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
     spreads: int = 2  # points are spread again if all of them are as the Gaussians predict ...
     further: int = 2  # ... so many times as many
+    # If the likelihood is zero at all points so far, more are spread, so many times as many each
+    # time: 600 points in two dimensions before the fit gives up.
+    blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussians predict worst
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise

@@ -192,11 +192,14 @@ class Search:
         if len(survey.lines):
             survey, starts = survey.walked(theta, y, self.rules.survey)
             return self._next(family, state._replace(survey=survey, starts=starts))
-        state = state._replace(survey=survey.drawn(theta, y))
+        survey = survey.drawn(theta, y)
+        state = state._replace(survey=survey)
         if state.modes:
             return self._aimed(state)
-        if np.isfinite(state.path.store.y).any() or not np.isfinite(np.max(y)):
+        if np.isfinite(state.path.store.y).any():
             return state
+        if not np.isfinite(np.max(y)):
+            return state._replace(survey=survey.blind())
         start = self._start(family, theta[int(np.argmax(y))])
         return state._replace(path=self.method.init(family, start))
 

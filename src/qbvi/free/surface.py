@@ -124,6 +124,7 @@ class Surface:
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
         self.border = self._border(points)
         self._usual = max(caution.near, self._spacing())
+        self._excess = max(float(np.max(self._data.t[self._is_near])), 0.0)  # above the base, in nats
 
     @classmethod
     def searched(
@@ -161,10 +162,6 @@ class Surface:
         """The prediction of the Gaussian process at points u (m, d)."""
         return self.process(self.whitened(u))
 
-    def allowed(self, u: Floats) -> Floats:
-        """Probability that the likelihood is not zero at points u (m, d): (m,)."""
-        return np.ones(len(u)) if self.border is None else self.border(u)
-
     def _frame(self, points: Points, base: Base, coordinates: Coordinates) -> None:
         d, caution = points.theta.shape[1], self._caution
         self.cells = coordinates.cells
@@ -200,20 +197,26 @@ class Surface:
         caution, (w, log_jacobian) = self._caution, self.warp.straight(u)
         z = self._whitened(w)
         found = self.process(z)
-        sd, middle = np.sqrt(found.variance), self._fallback(w) + found.mean
+        fallback = self._fallback(w)
+        middle = fallback + found.mean
         low = self._squash.inverse(middle - found.variance / 2)
-        high = self._squash.inverse(middle + np.minimum(caution.hoped * sd, caution.most_hope))
+        rise = np.minimum(found.variance / 2, caution.most_hope)
+        high = self._squash.inverse(np.minimum(middle + rise, fallback + self._excess + caution.most_hope))
         low, high = (np.minimum(part, self._squash.top + caution.above) for part in (low, high))
         low, high = low - self._lowered(z) + log_jacobian, high + log_jacobian
         if self.border is not None:
-            is_forbidden = self.allowed(u) < _AS_LIKELY_AS_NOT
-            low, high = (np.where(is_forbidden, -np.inf, part) for part in (low, high))
+            low = np.where(self.border(u) < _AS_LIKELY_AS_NOT, -np.inf, low)
+            high = np.where(self.border.possibly(u) <= 0, -np.inf, high)
         return Seen(low, high, found.variance)
 
     @property
     def n_near(self) -> int:
         """Number of points whose density is high enough to count as it is."""
-        return int(np.count_nonzero(self._y >= self._squash.top - self._squash.depth))
+        return int(np.count_nonzero(self._is_near))
+
+    @property
+    def _is_near(self) -> NDArray[np.bool_]:
+        return np.asarray(self._y >= self._squash.top - self._squash.depth)
 
     def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""

@@ -52,7 +52,7 @@ class Survey(NamedTuple):
         """The start and points over the prior, or points on lines."""
         d = self.theta.shape[1]
         if self.is_spreading:
-            n = rule.size(d) if not self.n_spread else rule.further * rule.size(d)
+            n = rule.size(d) if not self.n_spread else self._further(rule)
             spread = Sobol().normal(drawn_generator(rng), n, d)
             points = np.asarray(prior.loc) + np.asarray(prior.scale) * spread
             return points if self.n_spread else np.concatenate([self.theta, points])
@@ -64,6 +64,16 @@ class Survey(NamedTuple):
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
         is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
         return self._replace(theta=theta, y=y, is_used=is_used, n_spread=self.n_spread + 1, is_spreading=False)
+
+    def blind(self) -> Survey:
+        """The survey that spreads more points, because the likelihood was zero at all of them."""
+        return self._replace(is_spreading=True)
+
+    def _further(self, rule: SurveyRule) -> int:
+        """Points to spread over the prior after the first ones."""
+        d, is_blind = self.theta.shape[1], not np.isfinite(self.y).any()
+        pairs = rule.size(d) // 2 * (rule.blind**self.n_spread if is_blind else rule.further)
+        return 2 * int(pairs)
 
     def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
         """Choose lines to the modes (m, d), with log joints ``tops`` (m,).

@@ -26,6 +26,8 @@ __all__ = ["Regression", "longest_step"]
 
 Floats = NDArray[np.float64]
 
+_THERE = 1e-6  # standard deviations between the mean of q and a point, below which they are the same
+
 
 @dataclass(frozen=True, eq=False)
 class _Answer(Answer):
@@ -293,8 +295,8 @@ class Regression(RegressionMethod):
     def _retreated(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
         """With few finite values, return to the last good q, or try another start.
 
-        - Before the first step: change the scale of the start, wider and narrower by turns, but
-          never wider than the prior.
+        - Before the first step: start again around the best point so far. If the start is there
+          already, change its scale, wider and narrower by turns, but never wider than the prior.
         - After a step of some length: return to where it began, and step again with a smaller
           radius.
         - After a short step: start again, narrower, around the best point so far.
@@ -303,17 +305,28 @@ class Regression(RegressionMethod):
         if state.last_step is None:
             turn = len(state.store.past) - state.n_before
             scale, tried = (rule.scale(n, self.initial_scale) for n in (turn, turn - 1))
-            return state._replace(q=self._widened(family, state.q, scale / tried))
+            q = self._around_best(family, state)
+            if q is None:
+                return state._replace(q=self._widened(family, state.q, scale / tried))
+            first = rule.scale(0, self.initial_scale)
+            return state._replace(q=self._widened(family, q, first / tried), n_before=len(state.store.past))
         if state.last_step.kl > rule.small_kl:
             state = self._returned(state)
             answer = self._answer(family, state)
             step = longest_step(answer.surrogate, family, state.radius, self.rules.trust_region)
             return self._moved(state, answer, self._taken(family, state.q, answer, step))
-        best = family.whiten(state.q, state.store.theta[[int(np.argmax(state.store.y))]])[0]
-        eye = np.eye(family.dim)
-        around = family.deform(state.q, best, eye, eye)
-        narrower = self._widened(family, around, rule.narrowing)
+        around = self._around_best(family, state)
+        narrower = self._widened(family, state.q if around is None else around, rule.narrowing)
         return state._replace(q=narrower, last_step=None, n_before=len(state.store.past))
+
+    def _around_best(self, family: GaussianFamily, state: RegressionState) -> Array | None:
+        """A q of the same shape around the best point so far; None if there is no other one."""
+        best = int(np.argmax(state.store.y))
+        z = family.whiten(state.q, state.store.theta[[best]])[0]
+        if not np.isfinite(state.store.y[best]) or np.max(np.abs(z)) < _THERE:
+            return None
+        eye = np.eye(family.dim)
+        return family.deform(state.q, z, eye, eye)
 
 
 def _searching(state: RegressionState) -> Info:
