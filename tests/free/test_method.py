@@ -162,6 +162,15 @@ def test_two_modes_far_apart_are_found_or_not_called_converged(seed):
     assert not fit.converged or abs(fit.evidence - two_modes_evidence(20)) < 0.1
 
 
+def test_a_budget_that_is_too_small_for_a_survey_is_noted():
+    def gaussian(x):
+        return -0.5 * float(x @ x)
+
+    notes = {n: qbvi.fit(gaussian, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=n).notes for n in (60, 1000)}
+    assert any("survey the prior" in note for note in notes[60])
+    assert not any("survey the prior" in note for note in notes[1000])
+
+
 def test_hard_edges():
     def cut(x):
         return -0.5 * np.sum(x**2) if x[0] > 0 and x[1] < 0.5 else -np.inf

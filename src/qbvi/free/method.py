@@ -124,6 +124,8 @@ class Free(Algorithm):
         The numbers behind all decisions, see `qbvi.free.rules`.
     cells
         The coordinates that stand for whole numbers. `qbvi.fit` sets it.
+    is_hurried
+        Whether the budget is too small for that survey. `qbvi.fit` sets it.
 
     Examples
     --------
@@ -141,6 +143,7 @@ class Free(Algorithm):
     prior: PriorScale | None = field(default=None, repr=False)
     rules: FreeRules = field(default_factory=FreeRules, repr=False)
     cells: Cells = field(default_factory=Cells, repr=False)
+    is_hurried: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         positive_number("tol", self.tol)
@@ -178,7 +181,8 @@ class Free(Algorithm):
         # Every mode of a periodic parameter has copies, which are no other modes.
         is_periodic = bool(np.isfinite(model.periods).any())
         prior = None if is_periodic else first.prior
-        return replace(self, first=self.first if has_start else first, prior=prior)
+        is_hurried = first.prior is None and PriorScale.of(model) is not None
+        return replace(self, first=self.first if has_start else first, prior=prior, is_hurried=is_hurried)
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
@@ -201,10 +205,12 @@ class Free(Algorithm):
         return self.first.default_budget(d)
 
     def notes(self, state: FreeState) -> tuple[str, ...]:
-        """As the first part, and whether noise forbids a free shape."""
+        """As the first part; whether noise forbids a free shape; whether there was no survey."""
         notes = self.first.notes(state.search.path)
         if self._is_noisy(state):
             notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
+        if self.is_hurried:
+            notes = (*notes, "the budget is too small to survey the prior, so another mode may have been missed")
         return notes
 
     def repeated_draws(self, state: FreeState, n: int) -> int:
