@@ -203,3 +203,16 @@ def test_mass_may_be_up_to_the_nearest_forbidden_point():
     low, high, _ = surface(np.array([[0.9], [1.1], [1.4], [1.6]]))
     assert_array_equal(np.isfinite(low), [True, False, False, False])
     assert_array_equal(np.isfinite(high), [True, True, True, False])
+
+
+# --- which points matter
+
+
+def test_a_low_value_matters_where_no_other_point_says_so():
+    theta = np.array([[-1.0], [-0.5], [0.0], [0.5], [1.0], [2.5], [-3.0], [-3.1], [-3.2]])
+    y = np.where(np.abs(theta[:, 0]) > 2, -15.0, -0.5 * theta[:, 0] ** 2)
+    points = Points(theta, y, np.zeros(len(y)), no_points(1))
+    surface = Surface(points, Base.one(np.zeros(1), np.eye(1)), np.array([-0.5, -10.0, 0.0, 0.0]), Caution())
+    worth = surface.worth()
+    assert np.all(worth >= y - 1e-9)  # a high value always matters
+    assert worth[5] > worth[7] + 2  # the only low one on its side, and one among three

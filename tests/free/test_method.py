@@ -10,7 +10,7 @@ import qbvi
 from comparison import assert_same
 from qbvi.families import Gaussian
 from qbvi.free.density import FreeDensity
-from qbvi.free.method import Check, Confirmed
+from qbvi.free.method import Check, Confirmed, _lower_bound
 from sweeps import sweep
 
 WIDE = qbvi.Normal(0, 3, shape=2)
@@ -316,6 +316,13 @@ def test_rounds_that_are_worse_than_the_gaussian_of_the_search_give_that_gaussia
     assert_allclose(outcome.elbo, math.log(2 * math.pi), atol=1e-6)
 
 
+def test_the_lower_bound_of_a_round_counts_draws_of_zero_likelihood():
+    bound, se, finite = _lower_bound(_check(np.array([0.1, -0.1, -np.inf, np.nan]), 2.0))
+    assert_allclose([bound, se], [2 - math.log(1.5), 0.1 / math.sqrt(2)])  # a failure counts for nothing
+    assert_allclose(finite, [2.1, 1.9])
+    assert _lower_bound(_check(np.full(3, -np.inf), 2.0))[0] == -math.inf
+
+
 def _check(r, log_z):
     """A round that leaves nothing open."""
     return Check(r, log_z, error=0.0, change=0.0, hope=0.0)
@@ -323,7 +330,7 @@ def _check(r, log_z):
 
 def _judged(state, checks, best):
     """The state after some rounds, of which one was confirmed best."""
-    return state._replace(checks=tuple(checks), best=Confirmed(state.current, best, doubt=0.0))
+    return state._replace(checks=tuple(checks), best=Confirmed(state.current, best, bound=0.0))
 
 
 def _state_in_rounds(method, family):

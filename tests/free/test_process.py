@@ -74,6 +74,9 @@ def test_variance_and_misfit_are_those_of_each_point_left_out(data):
     counts = 1 / (1 + data.noise / 0.04)
     assert_allclose(process.variance, counts @ (errors**2 / scales) / counts.sum(), rtol=1e-7)
     assert_allclose(process.misfit, counts @ (np.log(process.variance) + np.log(scales)), rtol=1e-7)
+    mean, variance = process.from_others()
+    assert_allclose(mean, data.t - errors, rtol=1e-7)
+    assert_allclose(variance, process.variance * scales, rtol=1e-7)
 
 
 def test_far_from_all_points_only_the_constant_is_left(data):

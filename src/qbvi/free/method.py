@@ -83,6 +83,8 @@ class Current(NamedTuple):
     gaussian: float  # nats between it and the nearest Gaussian ...
     nearest: Floats  # ... which is this member of the family
     base: Base  # of the next surrogate, in its coordinates
+    rows: NDArray[np.int64]  # points of the surrogate ...
+    n_points: int  # ... among so many
     n_searched: int  # points when the kernel was last searched for ...
     n_warped: int  # ... and when the search was for coordinates too
 
@@ -92,7 +94,7 @@ class Confirmed(NamedTuple):
 
     current: Current
     check: Check
-    doubt: float  # nats that it may miss
+    bound: float  # lower bound by these draws
 
 
 class FreeState(NamedTuple):
@@ -377,13 +379,10 @@ class Free(Algorithm):
         check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope, current.log_z_error)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         missing = self._missing(state, (check,))
-        gap, doubt = self._gap(state), max(missing, self._doubt(check))
-        if state.best is None or doubt <= state.best.doubt or gap < self.tol:
-            state = state._replace(best=Confirmed(current, check, doubt))
-        h = _log_ratios((check,))
-        finite = h[np.isfinite(h)]
-        bound = float(finite.mean()) if finite.size else math.nan
-        info = Info(np.float64(bound), finite, np.float64(gap), math.nan, 1.0, True, False)
+        gap, (bound, se, finite) = self._gap(state), _lower_bound(check)
+        if state.best is None or not bound + se < state.best.bound or gap < self.tol:
+            state = state._replace(best=Confirmed(current, check, bound))
+        info = Info(np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
         is_lost = missing > self.rules.rounds.lost and bool(state.search.modes)
@@ -428,7 +427,8 @@ class Free(Algorithm):
         """Fit the surrogate to all points, and choose the next ones."""
         rules, before = self.rules, state.current
         start = None if before is None else before.density.unpack(before.member)
-        surface, n_searched, n_warped = self._surface(state, base)
+        points, rows = self._points(state)
+        surface, n_searched, n_warped = self._surface(state, base, points)
         base, warp = surface.base, surface.warp
         # A search for the kernel gives new coordinates, if there are any.
         if start is None or (n_searched == len(state.y) and (warp or start.warp)):
@@ -459,6 +459,8 @@ class Free(Algorithm):
             gaussian=gaussian,
             nearest=q,
             base=base.updated(warp.straight(pool.u)[0], weights),
+            rows=rows,
+            n_points=len(state.y),
             n_searched=n_searched,
             n_warped=n_warped,
         )
@@ -471,13 +473,13 @@ class Free(Algorithm):
         z = (u - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
         return np.asarray(np.all(np.abs(z) < self.first.rules.ladder.proper, axis=1))
 
-    def _surface(self, state: FreeState, base: Base) -> tuple[Surface, int, int]:
-        """The surrogate of all points, and their number at the last searches for it.
+    def _surface(self, state: FreeState, base: Base, points: Points) -> tuple[Surface, int, int]:
+        """The surrogate of these points, and the number of all at the last searches for it.
 
         Kernel and coordinates are searched for when the points have grown enough. New coordinates
         are taken if the surrogate in them predicts each point better from all others.
         """
-        rules, before, points, n = self.rules, state.current, self._points(state), len(state.y)
+        rules, before, n = self.rules, state.current, len(state.y)
         held = None if before is None else before.density.unpack(before.member)
         if before is not None and held is not None and n < rules.search.again * before.n_searched:
             surface = Surface(points, base, held.shape, rules.caution, Coordinates(self.cells, held.warp))
@@ -521,21 +523,20 @@ class Free(Algorithm):
         is_found = found < min(sampled, self.rules.rounds.gaussian)
         return (state.q, found) if is_found else (moments, sampled)
 
-    def _points(self, state: FreeState) -> Points:
-        """The points of the surrogate: the best ones, each once."""
+    def _points(self, state: FreeState) -> tuple[Points, NDArray[np.int64]]:
+        """The points of the surrogate, each once, and their rows among all points."""
         theta = self.cells.middle(state.theta)
         y = state.y + self.cells.slope(theta) - self.cells.slope(state.theta)
         finite = np.flatnonzero(np.isfinite(y))
         _, first = np.unique(theta[finite], axis=0, return_index=True)
         rows = finite[np.sort(first)]
         if len(rows) > self.rules.rounds.most_points:
-            held = None if state.current is None else state.current.density.unpack(state.current.member)
-            worth = _in_coordinates(theta[rows], y[rows], held)
+            worth = _worth(state.current, y)[rows]
             rows = np.sort(rows[np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
         implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
         noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
-        return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)])
+        return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)]), rows
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:
         """Nats between the new posterior and the one before, which was Gaussian at first."""
@@ -552,6 +553,20 @@ def _in_coordinates(theta: Floats, y: Floats, held: Member | None) -> Floats:
     The density of a funnel is highest in its neck, where there is next to no mass.
     """
     return y if held is None else y - held.warp.straight(theta)[1]
+
+
+def _worth(current: Current | None, y: Floats) -> Floats:
+    """How much each of all points matters to the surrogate, given their log joints y (N,).
+
+    Low values matter where the other points do not exclude mass. A point that was left out once
+    stays so, and new points are kept.
+    """
+    if current is None:
+        return y
+    worth = np.full(len(y), -np.inf)
+    worth[current.rows] = current.density.surface(current.member).worth()
+    worth[current.n_points :] = np.inf
+    return worth
 
 
 def _first_proposal(base: Base, n: int) -> Proposal:
@@ -571,6 +586,19 @@ def _log_ratios(checks: tuple[Check, ...]) -> Floats:
     """
     h = np.concatenate([check.r + check.log_z for check in checks])
     return np.asarray(h[~np.isnan(h)])
+
+
+def _lower_bound(check: Check) -> tuple[float, float, Floats]:
+    """The lower bound by the draws of a round, its standard error, and the finite log ratios.
+
+    Draws of zero likelihood count by the share of the mass that is lost there.
+    """
+    h = _log_ratios((check,))
+    finite = h[np.isfinite(h)]
+    if not finite.size:
+        return -math.inf, 0.0, finite
+    bound = float(finite.mean()) - math.log(h.size / finite.size)
+    return bound, float(finite.std() / math.sqrt(finite.size)), finite
 
 
 def _log_mean_exp(r: Floats) -> tuple[float, float]:

@@ -102,6 +102,7 @@ class Process:
         self._centre = float(np.median(data.t))
         found = LeftOut.of(K, data.t - self._centre)
         self._inverse, self._ones, self._total, self._constant, self._alpha, diagonal = found
+        self._diagonal = diagonal
         counts = 1 / (1 + data.noise / _SMALL_NOISE)
         self.variance = max(float(counts @ (self._alpha**2 / diagonal) / counts.sum()), _FLAT)
         # Minus twice the log predictive density of the points that count, up to a constant.
@@ -115,6 +116,10 @@ class Process:
         left = 1 - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total
         mean = self._centre + self._constant + k @ self._alpha
         return Predicted(mean, self.variance * np.maximum(left, _FLAT), explained, constant)
+
+    def from_others(self) -> tuple[Floats, Floats]:
+        """Each residual as all others predict it: means (n,) and variances (n,)."""
+        return self._data.t - self._alpha / self._diagonal, self.variance / self._diagonal
 
     def covariance(self, z: Floats, at: Predicted) -> Floats:
         """Covariance of the prediction errors at points z (m, d): (m, m)."""

@@ -209,6 +209,15 @@ class Surface:
             high = np.where(self.border.possibly(u) <= 0, -np.inf, high)
         return Seen(low, high, found.variance)
 
+    def worth(self) -> Floats:
+        """Log density that would be possible at each point, were it not there, or that is (n,).
+
+        Where it is low, the other points say too that there is no mass.
+        """
+        mean, variance = self.process.from_others()
+        possible = mean + np.minimum(variance / 2, self._caution.most_hope)
+        return np.asarray(self._fallback(self._w) + np.maximum(possible, self._data.t))
+
     @property
     def n_near(self) -> int:
         """Number of points whose density is high enough to count as it is."""
