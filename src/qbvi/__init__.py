@@ -69,6 +69,7 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 if TYPE_CHECKING:
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
+    from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
     "QBVI",
@@ -148,12 +149,14 @@ __all__ = [
     "load",
     "models",
     "paper",
+    "umbridge",
 ]
 
 # Problems of other packages: modules that are imported on use, as the packages are.
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
+    "umbridge": "umbridge",
 }
 
 
