@@ -69,6 +69,7 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 if TYPE_CHECKING:
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
+    from qbvi.integrations.pints import from_pints
     from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
@@ -146,6 +147,7 @@ __all__ = [
     "fit",
     "from_cube",
     "from_log_prob",
+    "from_pints",
     "load",
     "models",
     "paper",
@@ -156,6 +158,7 @@ __all__ = [
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
+    "from_pints": "pints",
     "umbridge": "umbridge",
 }
 
