@@ -62,7 +62,7 @@ def served() -> tuple[subprocess.Popen, str]:
 
 def by_emcee(url: str) -> Row:
     """16 walkers, 1,000 steps, through UM-Bridge's own adapter."""
-    counted = Counted(umbridge.emcee.UmbridgeLogProb(umbridge.HTTPModel(url, "posterior")))
+    counted = Counted(umbridge.emcee.UmbridgeLogProb(url, "posterior"))
     sampler = emcee.EnsembleSampler(16, 2, counted)
     sampler.random_state = np.random.RandomState(1).get_state()
     watch = Watch()
