@@ -219,3 +219,20 @@ def test_log_jacobian_is_that_of_the_densities():
     exact = (stats.norm.logpdf(z) - stats.cauchy.logpdf(theta)).sum(axis=1)
     # Central differences with steps of 1e-4 are exact to about the square of the step.
     np.testing.assert_allclose(support.log_jacobian(z, (3,)), exact, atol=1e-6)
+
+
+@pytest.mark.integrations
+def test_a_prior_of_nautilus_names_the_parameters():
+    nautilus = pytest.importorskip("nautilus", reason="nautilus is not installed")
+    prior = nautilus.Prior()
+    prior.add_parameter("slope", dist=stats.norm(0.0, 2.0))
+    prior.add_parameter("intercept", dist=stats.norm(1.0, 3.0))
+    problem = qbvi.from_cube(
+        prior.unit_to_dictionary,
+        lambda p: line_log_likelihood([p["slope"], p["intercept"]]),
+        prior.dimensionality(),
+    )
+    fit = problem.fit(seed=1)
+    assert fit.labels == ("slope", "intercept")
+    mean, cov, _ = exact_line()
+    assert np.max(np.abs(fit.mean - mean) / np.sqrt(np.diag(cov))) < 0.1
