@@ -10,7 +10,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTEST := -m pytest -q -n 3 --dist loadfile
 
-.PHONY: demo test test-backends soak lint bench docs clean
+.PHONY: demo test test-backends test-integrations soak lint bench docs clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
@@ -21,6 +21,9 @@ test: .venv/ready  ## lint, types, import layers and the test suite; its last li
 
 test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, which are installed (CPU) for them alone
 	$(ONE_CORE) .venv-backends/bin/python $(PYTEST) -m 'backends and not soak'
+
+test-integrations: .venv-integrations/ready  ## the tests against the packages that problems come from, which are installed for them alone
+	$(ONE_CORE) .venv-integrations/bin/python $(PYTEST) -m 'integrations and not soak'
 
 soak: .venv/ready  ## the long statistical sweeps and the attacks, all seeds and cases; takes minutes
 	$(ONE_CORE) $(BIN)/python $(PYTEST) --dist worksteal -m soak
@@ -63,5 +66,11 @@ endif
 	.venv-backends/bin/python $(PIP_INSTALL) '$(TORCH)' --editable '.[dev,jax]'
 	touch $@
 
+.venv-integrations/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-integrations
+	.venv-integrations/bin/python $(PIP_INSTALL) --upgrade pip
+	.venv-integrations/bin/python $(PIP_INSTALL) --editable '.[dev,integrations]'
+	touch $@
+
 clean:
-	rm -rf .venv .venv-backends demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-backends .venv-integrations demo build dist .pytest_cache .mypy_cache .ruff_cache

@@ -249,7 +249,7 @@ class TestUnconstrainErrors:
 
 class TestBadPriors:
     def test_zero_parameters(self):
-        with pytest.raises(ValueError, match="at least one parameter, got an empty mapping"):
+        with pytest.raises(ValueError, match="at least one parameter, got an empty list or dict"):
             Model({})
 
     def test_names(self):

@@ -7,6 +7,9 @@
 True
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from qbvi import baselines, models
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
@@ -42,6 +45,7 @@ from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, cl
 from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
+from qbvi.problem import Problem
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
@@ -61,6 +65,12 @@ from qbvi.supports import (
     WholeNumbers,
 )
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
+
+if TYPE_CHECKING:
+    from qbvi.integrations.cube import from_cube
+    from qbvi.integrations.log_prob import from_log_prob
+    from qbvi.integrations.pints import from_pints
+    from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
     "QBVI",
@@ -114,6 +124,7 @@ __all__ = [
     "Poisson",
     "Positive",
     "PositiveDefinite",
+    "Problem",
     "Real",
     "Regression",
     "Residual",
@@ -134,7 +145,26 @@ __all__ = [
     "baselines",
     "clear_cache",
     "fit",
+    "from_cube",
+    "from_log_prob",
+    "from_pints",
     "load",
     "models",
     "paper",
+    "umbridge",
 ]
+
+# Problems of other packages: modules that are imported on use, as the packages are.
+_ON_USE = {
+    "from_cube": "cube",
+    "from_log_prob": "log_prob",
+    "from_pints": "pints",
+    "umbridge": "umbridge",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_USE:
+        msg = f"module 'qbvi' has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(importlib.import_module(f"qbvi.integrations.{_ON_USE[name]}"), name)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import as_generator, whole_number
 from qbvi.naming import is_no_text, pick
-from qbvi.points import items
 from qbvi.results import Fit
 
 __all__ = ["to_arviz"]
@@ -58,13 +57,13 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
 def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:
     u = fit.draw_unconstrained(draws, rng)
     log_q = fit.family.log_prob(fit.q, u) - fit.model.log_jacobian(u)
-    groups = {"posterior": _one_chain(fit.model.constrain(u)), "sample_stats": {"lp": np.asarray(log_q)[None]}}
+    groups = {"posterior": _one_chain(fit, fit.model.constrain(u)), "sample_stats": {"lp": np.asarray(log_q)[None]}}
     prior = fit.model.sample_prior(rng, draws)
-    return groups if prior is None else {**groups, "prior": _one_chain(prior)}
+    return groups if prior is None else {**groups, "prior": _one_chain(fit, prior)}
 
 
-def _one_chain(values: Any) -> dict[str, NDArray[np.float64]]:
-    return {name: np.asarray(array)[None] for name, array in items(values, unnamed="theta")}
+def _one_chain(fit: Fit, values: Any) -> dict[str, NDArray[np.float64]]:
+    return {name: np.asarray(array)[None] for name, array in fit.model.by_label(values).items()}
 
 
 def _attributes(fit: Fit) -> dict[str, Any]:

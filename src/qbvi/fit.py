@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.families import Family, GaussianFamily
 from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
+from qbvi.problem import Problem, with_arguments
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
 from qbvi.results import Fit
@@ -45,13 +47,31 @@ from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
 
 __all__ = ["fit"]
 
+P = ParamSpec("P")
+
 _LONGEST = 1e9  # seconds of one call, 30 years: much longer waits overflow the clock of the system
 
 
+def _takes_problems(function: Callable[P, Fit]) -> Callable[P, Fit]:
+    """Let a `qbvi.Problem` stand for the first two arguments."""
+
+    @functools.wraps(function)
+    def fit(*args: P.args, **kwargs: P.kwargs) -> Fit:
+        given = args[0] if args else kwargs.get("log_likelihood")
+        if not isinstance(given, Problem):
+            return function(*args, **kwargs)
+        options = {name: value for name, value in kwargs.items() if name != "log_likelihood"}
+        return given.fit(**options | ({"prior": args[1]} if len(args) > 1 else {}))
+
+    return fit
+
+
+@_takes_problems
 def fit(  # noqa: PLR0913 - the one call users make: every argument has a default that works
-    log_likelihood: Callable[..., Any],
-    prior: Any,
+    log_likelihood: Callable[..., Any] | Problem,
+    prior: Any = None,
     *,
+    args: Sequence[Any] = (),
     vectorized: bool | int = False,
     method: str | Algorithm = "auto",
     family: str | Groups | Mapping[Any, str] = "auto",
@@ -87,13 +107,19 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         of the prior's shape or, if ``prior`` is a dict, a dict of arrays. It is always on the
         constrained scale: a positive parameter is positive. If ``data`` is given, the call is
         ``f(point, data)``. A noisy function may return a pair, its value and standard deviation.
+        A `qbvi.Problem` stands for the function and its prior.
     prior
-        The prior distribution, or a dict of distributions by parameter name. A distribution is
+        The prior distribution, or a dict of distributions by parameter name. A list has the priors
+        of the entries of one vector. A distribution is
 
         - one of qbvi's own, such as `qbvi.Normal` or `qbvi.InverseGamma`,
         - a frozen SciPy distribution,
         - a `qbvi.LogPrior`, for a log-density of your own,
-        - a `qbvi.Flat`, if the function already is a log-joint.
+        - a `qbvi.Flat`, if the function already is a log-joint,
+        - a pair of bounds, such as ``(0, 5)`` for `qbvi.Uniform`. It is flat, and improper, if a
+          bound is None or infinite.
+    args
+        Further arguments of the function, after the point and its data.
     vectorized
         Whether one call takes many points, stacked along a first axis, and returns one number for
         each. True passes all points of an iteration in one call. A number passes at most that many.
@@ -153,7 +179,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - a pair of constrained points (N, p) and log-likelihoods (N,), such as the trace of an
           optimiser,
         - a dict or data frame with parameters by name and ``"log_likelihood"`` or, for prior times
-          likelihood, ``"log_density"``, such as an old chain.
+          likelihood, ``"log_density"``, such as an old chain,
+        - a sampler or backend of emcee, results of dynesty, or a sampler of nautilus, see
+          `qbvi.Evaluations.from_sampler`.
 
         Two or three of the points are evaluated again, and an error is raised if their values have
         changed. The prior may be another one. The fit starts where the given points have most of
@@ -263,7 +291,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     >>> bool(abs(post.mean - y.sum() / 4) < 0.01)
     True
     """
-    library = find_backend(backend, device, dtype)
+    library, log_likelihood = find_backend(backend, device, dtype), _function_of(log_likelihood, prior, args)
     model, posterior = _arranged(
         {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout},
         prior,
@@ -318,6 +346,18 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     with open_runner(calls_of(place.function, place.vectorized, on_failure), executor, timeout, deadline) as runner:
         found = run_all(run, init, starting_points(model, n_starts - 1, seed), seed)
     return replace(found, _source=place.source(library, on_failure, executor, timeout))
+
+
+def _function_of(log_likelihood: Any, prior: Any, args: Sequence[Any]) -> Callable[..., Any]:
+    """The function with its further arguments; also refuses a missing prior."""
+    if prior is None:
+        msg = "`prior` must be given: a distribution, a dict of them by name, or a list; for none write qbvi.Flat(shape=...)"
+        raise TypeError(msg)
+    function = with_arguments(log_likelihood, args)
+    if function is not log_likelihood and isinstance(log_likelihood, ShardedLikelihood):
+        msg = "`args` must be left out with a qbvi.ShardedLikelihood, which has its own function"
+        raise ValueError(msg)
+    return function
 
 
 def _arranged(options: Mapping[str, Any], prior: Any, family: Any, init: Any, most_joint: int) -> tuple[Model, Family]:

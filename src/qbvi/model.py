@@ -18,9 +18,34 @@ from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
 from qbvi.supports import Elementwise, Periodic, Shape, UserDefinedError
 
-__all__ = ["Model", "Parameter", "QuadraticPrior", "named_distributions"]
+__all__ = ["Model", "Parameter", "QuadraticPrior", "Vector", "named_distributions"]
 
 _UNNAMED = "theta"
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """Priors of the entries of one vector, by name.
+
+    The function gets the vector, and the names are those of its entries in tables and plots. A list
+    of priors is such a vector without names.
+
+    Parameters
+    ----------
+    priors : mapping of str to distribution
+        The prior of each entry, a scalar.
+
+    Examples
+    --------
+    >>> from qbvi.distributions import Normal, Uniform
+    >>> model = Model(Vector({"slope": Normal(0, 5), "scatter": Uniform(0, 2)}))
+    >>> model.labels
+    ['slope', 'scatter']
+    >>> model.constrain(np.zeros((1, 2)))
+    array([[0., 1.]])
+    """
+
+    priors: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,6 +76,8 @@ class Parameter:
         """One label per constrained scalar, such as ``A[0,1]``."""
         if not self.shape:
             return [self.name]
+        if self.distribution.support.entry_names:
+            return list(self.distribution.support.entry_names)
         return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
 
     def constrain(self, u: Array) -> Array:
@@ -104,9 +131,9 @@ class Model:
 
     Parameters
     ----------
-    prior : distribution or mapping of str to distribution
+    prior : distribution, mapping of str to distribution, sequence of distributions, or Vector
         Distributions of qbvi or frozen ones of SciPy. The order of a mapping is the order of the
-        columns of ``u``.
+        columns of ``u``. A sequence, or a `Vector`, has the priors of the entries of one vector.
     native : collection of str
         Names of the parameters that ``u`` holds on their own scale. An unnamed parameter has the
         name ``theta``.
@@ -118,6 +145,8 @@ class Model:
         Length d of ``u``.
     is_named : bool
         Whether values are a dict of arrays, not one array.
+    is_vector : bool
+        Whether values are one vector whose entries are parameters of their own.
     labels : list of str
         One label per constrained scalar.
 
@@ -133,14 +162,16 @@ class Model:
 
     def __init__(self, prior: Any, native: Collection[str] = ()) -> None:
         self.is_named = isinstance(prior, Mapping)
+        self.is_vector = isinstance(prior, Vector | list | tuple)
         self.parameters = _lay_out(named_distributions(prior), frozenset(native))
         self.dim = self.parameters[-1].columns.stop
         self.labels = [label for parameter in self.parameters for label in parameter.labels]
 
     def __repr__(self) -> str:
-        if not self.is_named:
+        if not self.is_named and not self.is_vector:
             return f"Model({self.parameters[0].distribution!r})"
-        return f"Model({ {p.name: p.distribution for p in self.parameters}!r})"
+        by_name = {p.name: p.distribution for p in self.parameters}
+        return f"Model({by_name!r})" if self.is_named else f"Model(Vector({by_name!r}))"
 
     def constrain(self, u: Array) -> Any:
         """Values that the user's function sees: a dict of arrays, or one array if unnamed.
@@ -281,7 +312,7 @@ class Model:
         parameters = [
             {"name": p.name, "prior": p.distribution.to_spec(), "native": p.is_native} for p in self.parameters
         ]
-        return {"named": self.is_named, "parameters": parameters}
+        return {"named": self.is_named, "vector": self.is_vector, "parameters": parameters}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], priors: Any = None) -> Self:
@@ -301,16 +332,40 @@ class Model:
         Model({'tau': LogNormal(mu=0.0, sigma=1.0)})
         """
         names = [entry["name"] for entry in spec["parameters"]]
-        given = dict(priors) if isinstance(priors, Mapping) else {} if priors is None else {_UNNAMED: priors}
+        given = {} if priors is None else _by_name(priors)
         _check_names("priors", given, names, complete=False)
         rebuilt = {
             entry["name"]: _supplied(entry, given[entry["name"]]) if entry["name"] in given else _restored(entry)
             for entry in spec["parameters"]
         }
         native = [entry["name"] for entry in spec["parameters"] if entry.get("native", False)]
+        if spec.get("vector", False):
+            return cls(Vector(rebuilt), native)
         return cls(rebuilt if spec["named"] else rebuilt[_UNNAMED], native)
 
+    def by_name(self, values: Any) -> Mapping[str, Any]:
+        """Values of one point, or stacked ones, as arrays by the names of the parameters."""
+        if self.is_named:
+            return values  # type: ignore[no-any-return]
+        if not self.is_vector:
+            return {self.parameters[0].name: values}
+        array = values if hasattr(values, "shape") else np.asarray(values)
+        if not array.shape or array.shape[-1] != len(self.parameters):
+            shape = tuple(array.shape)
+            msg = f"values must have {len(self.parameters)} entries along the last axis, one for each prior, got shape {shape}"
+            raise ValueError(msg)
+        return {p.name: array[..., i] for i, p in enumerate(self.parameters)}
+
+    def by_label(self, values: Any) -> Mapping[str, Any]:
+        """Stacked values as arrays for export: a vector whose entries have names is taken apart."""
+        own = self.is_vector and self.labels[0] != f"{_UNNAMED}[0]"
+        if not own and not self.parameters[0].distribution.support.entry_names:
+            return self.by_name(values) if not self.is_vector else {_UNNAMED: values}
+        return {label: values[..., i] for i, label in enumerate(self.labels)}
+
     def _structured(self, arrays: list[Any]) -> Any:
+        if self.is_vector:
+            return array_namespace(*arrays).stack(arrays, axis=-1)
         if not self.is_named:
             return arrays[0]
         return {p.name: array for p, array in zip(self.parameters, arrays, strict=True)}
@@ -318,7 +373,7 @@ class Model:
     def _listed(self, values: Any) -> list[Any]:
         """The arrays of a structure in the order of the columns, with names checked."""
         if not self.is_named:
-            return [values]
+            return list(self.by_name(values).values())
         names = [p.name for p in self.parameters]
         if not isinstance(values, Mapping):
             msg = f"values must be a dict with the names {', '.join(names)}, got {type(values).__name__}"
@@ -329,12 +384,28 @@ class Model:
 
 def named_distributions(prior: Any) -> dict[str, Distribution]:
     """Check what a user gives as ``prior=`` and return it by name."""
-    is_named = isinstance(prior, Mapping)
-    priors = prior if is_named else {_UNNAMED: prior}
+    priors, is_vector = _by_name(prior), isinstance(prior, Vector | list | tuple)
     if not priors:
-        msg = "`prior` must have at least one parameter, got an empty mapping"
+        msg = "`prior` must have at least one parameter, got an empty list or dict"
         raise ValueError(msg)
-    return {name: _named_distribution(name, one, is_named) for name, one in priors.items()}
+    is_named = is_vector or isinstance(prior, Mapping)
+    found = {name: _named_distribution(name, one, is_named) for name, one in priors.items()}
+    other = next((name for name, one in found.items() if is_vector and one.shape), None)
+    if other is not None:
+        msg = (
+            f"a list of priors must have one scalar prior for each entry of the vector, got shape {found[other].shape} for {other!r}; "
+            "give parameters of other shapes names: prior={...}"
+        )
+        raise ValueError(msg)
+    return found
+
+
+def _by_name(prior: Any) -> dict[str, Any]:
+    if isinstance(prior, list | tuple):
+        return {f"{_UNNAMED}[{i}]": one for i, one in enumerate(prior)}
+    if isinstance(prior, Vector):
+        return dict(prior.priors)
+    return dict(prior) if isinstance(prior, Mapping) else {_UNNAMED: prior}
 
 
 def _lay_out(priors: Mapping[str, Distribution], native: frozenset[str]) -> tuple[Parameter, ...]:

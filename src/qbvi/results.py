@@ -142,6 +142,8 @@ class Fit:
     def cov(self) -> Structure:
         """Posterior covariance of each parameter's entries, in C order: (size, size)."""
         parts = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self.blocks}
+        if self.model.is_vector:
+            return self.cov_matrix
         return parts if self.model.is_named else next(iter(parts.values()))
 
     @property
@@ -657,7 +659,7 @@ class Fit:
 
     def _inside(self, values: Structure) -> NDArray[np.bool_]:
         """Which points lie in the support; True if the values are wrong in another way."""
-        named = values if self.model.is_named else {self.blocks[0].name: values}
+        named = self.model.by_name(values)
         arrays = [np.asarray(named.get(b.name), dtype=np.float64) for b in self.blocks]
         fine = all(x.shape[1:] == b.shape and np.isfinite(x).all() for x, b in zip(arrays, self.blocks, strict=True))
         if not fine or len({x.shape[:1] for x in arrays}) > 1:

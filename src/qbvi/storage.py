@@ -25,6 +25,7 @@ from qbvi.free.rules import Caution, Integration
 from qbvi.model import Model
 from qbvi.paths import Start
 from qbvi.points import mapped, row
+from qbvi.problem import Problem
 from qbvi.report import Report, Trace
 from qbvi.results import Fit
 from qbvi.supports import UserDefinedError, WholeNumbers, support_from_spec
@@ -109,10 +110,10 @@ def load(path: PathLike, prior: Any = None) -> Fit:
     ----------
     path : str or path
         The file.
-    prior : distribution or dict of distributions, optional
-        The prior as given to `fit`, or the part of it that contains user-defined functions. It is
-        required if the map of a parameter is a function. If only a prior density is a function, it
-        is needed only to evaluate that density.
+    prior : distribution, dict or list of distributions, or Problem, optional
+        The prior as given to `fit`, the `qbvi.Problem` that was fitted, or the part of the prior
+        that contains user-defined functions. It is required if the map of a parameter is a
+        function. If only a prior density is a function, it is needed only to evaluate that density.
 
     Returns
     -------
@@ -243,7 +244,7 @@ def _read(path: PathLike) -> tuple[dict[str, Any], Arrays]:
 
 def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     _check_sizes(header, arrays)
-    model = Model.from_spec(header["model"], priors=prior)
+    model = Model.from_spec(header["model"], priors=prior.prior if isinstance(prior, Problem) else prior)
     trace = Trace(**{name: arrays[f"trace_{name}"] for name in Trace.names()})
     words = _checked_words(header["report"])
     # Files of older versions have the first of these numbers only.

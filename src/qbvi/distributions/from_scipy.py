@@ -11,9 +11,11 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.arguments import array_of
 from qbvi.arrays import Array, refuse_traced, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape, broadcast_shape
 from qbvi.distributions.discrete import Bernoulli, NegativeBinomial, Poisson
+from qbvi.distributions.improper import Flat
 from qbvi.distributions.multivariate import Dirichlet, InverseWishart, Wishart
 from qbvi.distributions.normal import MultivariateNormal, Normal
 from qbvi.distributions.univariate import (
@@ -130,10 +132,14 @@ class SciPyPrior(Distribution):
 
 
 def as_distribution(prior: Any) -> Distribution:
-    """Read a prior as a user writes it: a distribution of qbvi or of SciPy.
+    """Read a prior as a user writes it: a distribution of qbvi or of SciPy, or a pair of bounds.
 
     Examples
     --------
+    >>> as_distribution((0, 5))
+    Uniform(low=0.0, high=5.0)
+    >>> as_distribution((0, None))
+    Flat((), support=Interval(low=0.0, high=inf))
     >>> from scipy import stats
     >>> as_distribution(stats.norm(0, 2)).quadratic()
     (array([0.]), array([0.25]))
@@ -145,11 +151,24 @@ def as_distribution(prior: Any) -> Distribution:
         raise TypeError(msg)
     if hasattr(prior, "logpdf") or hasattr(prior, "logpmf"):
         return SciPyPrior(prior)
+    if isinstance(prior, tuple | list) and len(prior) == 2:
+        return _between(*prior)
     if callable(prior):
         msg = "`prior` is a function, so its shape is unknown; write qbvi.LogPrior(f, shape=...)"
         raise TypeError(msg)
-    msg = f"`prior` must be a distribution of qbvi or a frozen one of SciPy, got {prior!r}; for none write qbvi.Flat(shape=...)"
+    msg = (
+        f"`prior` must be a distribution of qbvi or a frozen one of SciPy, or a pair of bounds (low, high), got {prior!r}; "
+        "for none write qbvi.Flat(shape=...)"
+    )
     raise TypeError(msg)
+
+
+def _between(low: Any, high: Any) -> Distribution:
+    """A uniform distribution between two bounds; flat if one of them is None or infinite."""
+    ends = array_of("bounds", [-np.inf if low is None else low, np.inf if high is None else high])
+    if np.all(np.isfinite(ends)):
+        return Uniform(*ends)
+    return Flat((), Interval(*ends) if np.any(np.isfinite(ends)) else Real())
 
 
 class _Univariate(Distribution):

@@ -6,10 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qbvi.arrays import Array, array_namespace, call_traced, is_traced, to_numpy
-from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape
+from qbvi.distributions.base import (
+    Distribution,
+    Quadratic,
+    Spec,
+    as_shape,
+    brief,
+    broadcast_shape,
+    check_positive,
+    finite_numbers,
+)
 from qbvi.supports import Positive, Real, Shape, Support, UserDefinedError, like, support_from_spec
 
 __all__ = ["Flat", "LogPrior", "Transformed"]
@@ -28,6 +37,10 @@ class Flat(Distribution):
     shape : int or tuple of int
     support : Support
         The set of values of the parameter.
+    scale : float or array_like
+        A length on which the function is expected to change, on the unconstrained scale. The first
+        iteration of a fit is proportional to it. The density does not depend on it, and a fit finds
+        the right scale by itself.
 
     Examples
     --------
@@ -35,8 +48,16 @@ class Flat(Distribution):
     array([0., 0.])
     """
 
-    def __init__(self, shape: int | Shape, support: Support | None = None) -> None:
+    def __init__(self, shape: int | Shape, support: Support | None = None, scale: ArrayLike = 1.0) -> None:
         self.shape, self.support = _placed(shape, support)
+        self.scale = finite_numbers("scale", scale)
+        check_positive("scale", self.scale)
+        broadcast_shape(self.dim, {"scale": self.scale})
+
+    def initial(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Starting point on the unconstrained scale, with the given scale."""
+        loc, scale = super().initial()
+        return loc, scale * np.broadcast_to(self.scale, scale.shape)
 
     @property
     def holds_code(self) -> bool:
@@ -60,15 +81,21 @@ class Flat(Distribution):
 
     def to_spec(self) -> Spec:
         """Describe this prior as plain data."""
-        return {"kind": "Flat", "shape": list(self.shape), "support": self.support.to_spec()}
+        scale = {} if self._has_unit_scale else {"scale": self.scale.tolist()}
+        return {"kind": "Flat", "shape": list(self.shape), "support": self.support.to_spec(), **scale}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Build) -> Self:
         """Undo `to_spec`."""
-        return cls(tuple(spec["shape"]), support_from_spec(spec["support"]))
+        return cls(tuple(spec["shape"]), support_from_spec(spec["support"]), spec.get("scale", 1.0))
 
     def __repr__(self) -> str:
-        return f"Flat({self.shape}, support={self.support!r})"
+        scale = "" if self._has_unit_scale else f", scale={brief(self.scale)}"
+        return f"Flat({self.shape}, support={self.support!r}{scale})"
+
+    @property
+    def _has_unit_scale(self) -> bool:
+        return bool(np.all(self.scale == 1.0))
 
 
 class LogPrior(Distribution):

@@ -64,7 +64,7 @@ def flatten(fit: Fit, values: Any, batched: bool) -> Floats:
     """Values in the prior's structure as (n, p); NaN for missing parameters, no rows for None."""
     if values is None:
         return np.empty((0, len(fit.labels)))
-    named = values if fit.model.is_named else {fit.blocks[0].name: values}
+    named = fit.model.by_name(values)
     unknown = set(named) - {block.name for block in fit.blocks}
     if unknown:
         msg = f"values must have the parameters' names {[b.name for b in fit.blocks]}, got {sorted(unknown)} as well"

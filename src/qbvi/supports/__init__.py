@@ -12,6 +12,7 @@ support. A whole number is the image of an interval, its cell.
 
 from qbvi.supports.base import Elementwise, Support, UserDefinedError
 from qbvi.supports.bijection import Bijection
+from qbvi.supports.cube import UnitCube
 from qbvi.supports.elementwise import Interval, Periodic, Positive, Real
 from qbvi.supports.maps import Shape, bounded_exp, bounded_log, like, softplus
 from qbvi.supports.matrices import PositiveDefinite
@@ -32,6 +33,7 @@ __all__ = [
     "Shape",
     "Simplex",
     "Support",
+    "UnitCube",
     "UserDefinedError",
     "WholeNumbers",
     "bounded_exp",

@@ -45,6 +45,11 @@ class Support(ABC):
     def contains(self, x: ArrayLike, *, strict: bool = False) -> bool:
         """Whether every host value lies in the closed support; with ``strict``, in its interior."""
 
+    @property
+    def entry_names(self) -> tuple[str, ...]:
+        """Names of the entries of a vector, if they have names of their own."""
+        return ()
+
     def constrained_shape(self, shape: Shape) -> Shape:
         """Shape of the constrained value that belongs to an unconstrained array of ``shape``."""
         return shape
