@@ -16,7 +16,7 @@ from qbvi.arguments import text_of
 from qbvi.evaluate.failures import Failure, failure_of_value, full_name
 from qbvi.points import Points, copied, count, row, rows
 
-__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "working_as"]
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "outcome_of_exception", "working_as"]
 
 Floats = NDArray[np.float64]
 
@@ -175,6 +175,11 @@ def _numeric(value: Any, name: str) -> Floats:
         msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
         raise ShapeError(msg)
     return array.astype(np.float64)
+
+
+def outcome_of_exception(error: Exception, point: Any, seconds: float) -> Outcome:
+    """The outcome of a call that raised."""
+    return Outcome(np.nan, 0.0, _from_exception(error, point, seconds))
 
 
 def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:
