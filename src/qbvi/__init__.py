@@ -13,6 +13,7 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
 from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
+from qbvi.compare import Comparison, compare
 from qbvi.conversation import Iterate
 from qbvi.distributions import (
     Bernoulli,
@@ -42,6 +43,8 @@ from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, cl
 from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
+from qbvi.loo import Loo
+from qbvi.predict import Predictive
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
@@ -75,6 +78,7 @@ __all__ = [
     "CheckpointError",
     "CholeskyLog",
     "ClipByNorm",
+    "Comparison",
     "ControlVariate",
     "Dirichlet",
     "DomainError",
@@ -100,6 +104,7 @@ __all__ = [
     "LeaveOneOut",
     "LogNormal",
     "LogPrior",
+    "Loo",
     "MaxIterations",
     "MeanFieldRegression",
     "Momentum",
@@ -114,6 +119,7 @@ __all__ = [
     "Poisson",
     "Positive",
     "PositiveDefinite",
+    "Predictive",
     "Real",
     "Regression",
     "Residual",
@@ -133,6 +139,7 @@ __all__ = [
     "Wishart",
     "baselines",
     "clear_cache",
+    "compare",
     "fit",
     "load",
     "models",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
+    from qbvi.loo import Loo
     from qbvi.predict import Predictive
 
 __all__ = [
@@ -533,11 +534,32 @@ class Fit:
             seed=seed,
         )
 
-    def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
-        """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
+    def loo(
+        self,
+        n: int = 1000,
+        log_likelihood: Callable[..., Any] | None = None,
+        *,
+        data: Any = None,
+        vectorized: bool | int = False,
+        executor: Any = None,
+        seed: int | None = None,
+    ) -> Loo:
+        """Leave-one-out cross-validation without refitting; see `qbvi.loo.loo`."""
+        from qbvi.loo import loo
+
+        return loo(self, n, log_likelihood, data=data, vectorized=vectorized, executor=executor, seed=seed)
+
+    def to_arviz(
+        self,
+        kind: str = "auto",
+        draws: int = 1000,
+        seed: int | np.random.Generator | None = None,
+        **options: Any,
+    ) -> Any:
+        """Export draws, log-likelihoods and predictions to ArviZ; see `qbvi.export.to_arviz`."""
         from qbvi.export import to_arviz
 
-        return to_arviz(self, kind=kind, draws=draws, seed=seed)
+        return to_arviz(self, kind=kind, draws=draws, seed=seed, **options)
 
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
         """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""

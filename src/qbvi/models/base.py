@@ -114,11 +114,37 @@ class StatisticalModel(ABC):
         """
         chosen = self.prior if prior is None else prior
         if batch_size is None:
-            return fit(self.log_likelihood, chosen, vectorized=True, **self._options(chosen, options))
+            return self._known(fit(self.log_likelihood, chosen, vectorized=True, **self._options(chosen, options)))
         if options.get("method") == "exact":
             msg = f"`batch_size` must be left out with method='exact', which reads all rows, got {shown(batch_size)}"
             raise ValueError(msg)
         return fit(self.rows, chosen, vectorized=True, data=self.data, batch_size=batch_size, **options)
+
+    def simulated(self, params: Any, rng: np.random.Generator) -> Floats:
+        """New data in the form of the observed ones, one set for each of S points: (S, rows)."""
+        return self.predict(params, seed=int(rng.integers(2**32)), **self._own_weights).outcomes
+
+    @property
+    def observed(self) -> Floats:
+        """The data that the model explains (rows,); labels as their indices."""
+        return self.data[min(1, len(self.data) - 1)]
+
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        """Arguments of `predict` that belong to the rows of the data."""
+        return {}
+
+    def _known(self, found: Fit) -> Fit:
+        """A fit of all data that knows terms and new data, for leave-one-out and for ArviZ."""
+        if found._source is None:
+            return found
+        source = replace(
+            found._source,
+            terms=self.log_likelihood_terms,
+            simulate=self.simulated,
+            observed={"y": self.observed},
+        )
+        return replace(found, _source=source)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
         """The maximum of the likelihood, with its asymptotic covariance."""

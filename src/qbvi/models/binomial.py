@@ -86,6 +86,10 @@ class Binomial(LinearPredictor):
         outcomes = self._noise(seed).binomial(of.astype(np.int64), probability).astype(float)
         return Prediction(of * probability.mean(axis=0), of * probability, outcomes)
 
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        return {"trials": self.trials}
+
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and the outcome of one trial per row."""
         probability = scipy.special.expit(eta)

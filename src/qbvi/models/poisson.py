@@ -87,6 +87,10 @@ class Poisson(LinearPredictor):
         expected, outcomes = self.predicted(flat, eta, self._noise(seed))
         return Prediction(expected.mean(axis=0), expected, outcomes)
 
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        return {"exposure": self.exposure}
+
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Rates and counts."""
         rate = np.exp(eta)
