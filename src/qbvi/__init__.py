@@ -44,6 +44,7 @@ from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
 from qbvi.loo import Loo
+from qbvi.mcmc import MCMC
 from qbvi.predict import Predictive
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
@@ -66,6 +67,7 @@ from qbvi.supports import (
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
+    "MCMC",
     "QBVI",
     "Antithetic",
     "Ask",

@@ -13,16 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import array_of, as_generator, as_seed, shown, whole_number
+from qbvi.arrays import to_numpy
 from qbvi.diagnostics import khat_limit
 from qbvi.evaluate.push import Push, pushed
-from qbvi.loo import evaluated_terms
+from qbvi.families import Sample
+from qbvi.loo import evaluated_terms, terms_at
 from qbvi.naming import is_no_text, pick
 from qbvi.points import items
 from qbvi.results import Fit
 
 __all__ = ["to_arviz"]
 
-Groups = dict[str, dict[str, NDArray[np.float64]]]
+Floats = NDArray[np.float64]
+Groups = dict[str, dict[str, Floats]]
 
 _OBSERVED = "y"  # name of data that have none
 _AXIS = "observation"
@@ -59,7 +62,8 @@ def to_arviz(  # noqa: PLR0913 - what to export, each with a default
     kind : {"auto", "inferencedata", "datatree"}
         ``"auto"`` gives InferenceData if ArviZ before 1.0 is installed, else a DataTree.
     draws : int
-        Number of draws; they are independent and form one chain.
+        Number of draws; they are independent and form one chain. Of a `qbvi.MCMC` all draws are
+        exported, as chains or, where the terms of the log-likelihood are, about so many.
     seed : int, numpy.random.Generator or None
         Source of the draws.
     predictive : function, optional
@@ -77,7 +81,8 @@ def to_arviz(  # noqa: PLR0913 - what to export, each with a default
     -------
     arviz.InferenceData or xarray.DataTree
         - ``posterior`` and ``sample_stats``, in which ``lp`` is the log density of the
-          approximation at each draw. An unnamed parameter has the name ``theta``.
+          approximation at each draw, for chains the log joint density. An unnamed parameter has the
+          name ``theta``.
         - ``prior``, if it can be sampled.
         - ``log_likelihood``, if the fit knows the terms (``pointwise=True``): the function is
           called at each draw. Then the draws are of the posterior itself, as far as importance
@@ -97,37 +102,66 @@ def to_arviz(  # noqa: PLR0913 - what to export, each with a default
     """
     kinds = {"auto": _automatic, "inferencedata": _inference_data, "datatree": _data_tree}
     build = pick("kind", kind, kinds, is_no_text)
-    draws, rng = whole_number("draws", draws), as_generator(seed)
-    u, terms, attributes = _draws(fit, draws, seed, rng)
-    groups = _groups(fit, u, draws, rng)
-    source = fit._source
+    drawn = _drawn(fit, whole_number("draws", draws), seed, as_generator(seed))
+    groups, source = _groups(fit, drawn), fit._source
     if predictive is None and source is not None and source.simulate is not None and not _is_too_large(fit, draws):
         predictive, vectorized, observed = source.simulate, True, source.observed if observed is None else observed
     if predictive is not None:
-        push = Push(predictive, vectorized=vectorized, seed=as_seed(rng), name="predictive")
-        groups["posterior_predictive"] = _one_chain(pushed(push, fit.model.constrain(u))[0], _OBSERVED)
+        push = Push(predictive, vectorized=vectorized, seed=as_seed(drawn.rng), name="predictive")
+        values, _ = pushed(push, fit.model.constrain(drawn.u))
+        groups["posterior_predictive"] = _in_chains(values, drawn.chains, _OBSERVED)
     if observed is not None:
         groups["observed_data"] = {k: array_of("observed", v) for k, v in items(observed, unnamed=_OBSERVED)}
-    if terms is not None:
+    if drawn.terms is not None:
         name = next(iter(groups.get("observed_data", {_OBSERVED: None})))
-        groups["log_likelihood"] = {name: terms[None]}
+        groups["log_likelihood"] = _in_chains({name: drawn.terms}, drawn.chains)
     own_dims, own_coords = _axes(fit, groups)
-    return build(_Export(groups, own_dims | _plain(dims), own_coords | _plain(coords), _attributes(fit) | attributes))
+    attributes = _attributes(fit) | drawn.attributes
+    return build(_Export(groups, own_dims | _plain(dims), own_coords | _plain(coords), attributes))
 
 
-def _draws(
-    fit: Fit, draws: int, seed: Any, rng: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.float64] | None, dict[str, Any]]:
-    """Draws (n, d), and the terms of the log-likelihood there (n, m) if the fit knows them."""
-    if fit._source is None or fit._source.terms is None or _is_too_large(fit, draws):
-        return fit.draw_unconstrained(draws, rng), None, {}
+class _Drawn(NamedTuple):
+    """Draws to export, with what is known about them."""
+
+    u: Floats  # (n, d)
+    chains: int  # into which they divide
+    log_density: Floats  # (n,)
+    terms: Floats | None  # (n, m) of the log-likelihood
+    attributes: dict[str, Any]
+    rng: np.random.Generator
+
+
+def _drawn(fit: Fit, draws: int, seed: Any, rng: np.random.Generator) -> _Drawn:
+    """Draws of the fit, with the terms of the log-likelihood if it knows them."""
+    knows = fit._source is not None and fit._source.terms is not None and not _is_too_large(fit, draws)
+    if isinstance(fit.family, Sample):
+        return _of_chains(fit, fit.family, draws if knows else None, rng)
+    if not knows:
+        return _Drawn(u := fit.draw_unconstrained(draws, rng), 1, _log_q(fit, u), None, {}, rng)
     found = evaluated_terms(fit, draws, seed=None if seed is None else as_seed(seed))
     is_good = not found.khat > khat_limit(len(found.terms))
     # Systematic resampling: each draw as often as its weight says, up to one more or less.
     at = (rng.random() + np.arange(len(found.terms))) / len(found.terms)
     rows = np.minimum(np.searchsorted(np.cumsum(found.weights), at), len(found.terms) - 1)
     rows = rng.permutation(rows) if is_good else np.arange(len(found.terms))
-    return found.unconstrained[rows], found.terms[rows], {"importance_resampled": int(is_good)}
+    u = found.unconstrained[rows]
+    return _Drawn(u, 1, _log_q(fit, u), found.terms[rows], {"importance_resampled": int(is_good)}, rng)
+
+
+def _of_chains(fit: Fit, sample: Sample, draws: int | None, rng: np.random.Generator) -> _Drawn:
+    """All draws of chains or, where the function is called again for its terms, about so many."""
+    every = 1 if draws is None else max(1, sample.n_chains * sample.n_steps // draws)
+    u = sample.chains(fit.q)[:, ::every].reshape(-1, sample.dim)
+    log_joint = sample.log_joint(fit.q)[:, ::every].reshape(-1)
+    terms = None
+    if draws is not None and fit._source is not None:
+        terms, places = terms_at(fit, u, fit._source, fit._source.batch)
+        terms = terms if len(places) == len(u) else None  # a function that now fails has no terms
+    return _Drawn(u, sample.n_chains, log_joint, terms, {}, rng)
+
+
+def _log_q(fit: Fit, u: Floats) -> Floats:
+    return to_numpy(fit.family.log_prob(fit.q, u)) - to_numpy(fit.model.log_jacobian(u))
 
 
 def _is_too_large(fit: Fit, draws: int) -> bool:
@@ -136,11 +170,13 @@ def _is_too_large(fit: Fit, draws: int) -> bool:
     return draws * max((np.size(array) for array in observed.values()), default=0) > _MOST
 
 
-def _groups(fit: Fit, u: NDArray[np.float64], draws: int, rng: np.random.Generator) -> Groups:
-    log_q = fit.family.log_prob(fit.q, u) - fit.model.log_jacobian(u)
-    groups = {"posterior": _one_chain(fit.model.constrain(u)), "sample_stats": {"lp": np.asarray(log_q)[None]}}
-    prior = fit.model.sample_prior(rng, draws)
-    return groups if prior is None else {**groups, "prior": _one_chain(prior)}
+def _groups(fit: Fit, drawn: _Drawn) -> Groups:
+    groups = {
+        "posterior": _in_chains(fit.model.constrain(drawn.u), drawn.chains),
+        "sample_stats": _in_chains({"lp": drawn.log_density}, drawn.chains),
+    }
+    prior = fit.model.sample_prior(drawn.rng, len(drawn.u))
+    return groups if prior is None else {**groups, "prior": _in_chains(prior, 1)}
 
 
 def _axes(fit: Fit, groups: Groups) -> tuple[dict[str, list[str]], dict[str, Any]]:
@@ -167,8 +203,10 @@ def _plain(given: Any) -> dict[str, Any]:
     return dict(given or {})
 
 
-def _one_chain(values: Any, unnamed: str = "theta") -> dict[str, NDArray[np.float64]]:
-    return {name: np.asarray(array)[None] for name, array in items(values, unnamed=unnamed)}
+def _in_chains(values: Any, chains: int, unnamed: str = "theta") -> dict[str, Floats]:
+    """Stacked values as (chains, draws, ...), by name."""
+    arrays = {name: np.asarray(array) for name, array in items(values, unnamed=unnamed)}
+    return {name: array.reshape(chains, -1, *array.shape[1:]) for name, array in arrays.items()}
 
 
 def _attributes(fit: Fit) -> dict[str, Any]:
@@ -206,7 +244,9 @@ def _inference_data(export: _Export) -> Any:
         warnings.simplefilter("ignore", FutureWarning)
         arviz = importlib.import_module("arviz")
     attributes = {"posterior_attrs": export.attributes, "attrs": export.attributes}
-    return arviz.from_dict(**export.groups, coords=export.coords, dims=export.dims, **attributes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More chains")  # walkers are many, and may be short
+        return arviz.from_dict(**export.groups, coords=export.coords, dims=export.dims, **attributes)
 
 
 def _data_tree(export: _Export) -> Any:
@@ -216,7 +256,9 @@ def _data_tree(export: _Export) -> Any:
         msg = 'export to ArviZ needs a package that is not installed: pip install "qbvi[arviz]" (or arviz-base alone)'
         raise ImportError(msg) from error
     attributes = {"/": export.attributes, "posterior": export.attributes}
-    return arviz_base.from_dict(export.groups, coords=export.coords, dims=export.dims, attrs=attributes)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "More chains")
+        return arviz_base.from_dict(export.groups, coords=export.coords, dims=export.dims, attrs=attributes)
 
 
 def _has_old_arviz() -> bool:

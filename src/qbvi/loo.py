@@ -18,12 +18,12 @@ from qbvi.check import Source
 from qbvi.diagnostics import khat_limit, smoothed, smoothed_weights
 from qbvi.evaluate.push import Push, pushed
 from qbvi.evaluate.terms import as_terms
-from qbvi.families import Family
+from qbvi.families import Family, Sample
 from qbvi.random import Sobol
 from qbvi.results import Fit
 from qbvi.summary import aligned
 
-__all__ = ["Loo", "PointwiseDraws", "evaluated_terms", "loo"]
+__all__ = ["Loo", "PointwiseDraws", "evaluated_terms", "loo", "loo_of", "terms_at"]
 
 Floats = NDArray[np.float64]
 
@@ -213,10 +213,7 @@ def loo_of(drawn: PointwiseDraws) -> Loo:
 def evaluated_terms(
     fit: Fit, n: int, source: Source | None = None, seed: int | None = None, data: Any = None
 ) -> PointwiseDraws:
-    """Draw from q, and evaluate the terms of the log-likelihood there.
-
-    Points at which the function fails are left out, as in the fit, unless failures raise.
-    """
+    """Draw from q, and evaluate the terms of the log-likelihood there."""
     n = whole_number("n", n, _FEWEST)
     seed = (fit.seed or 0) if seed is None else as_seed(seed)
     source, is_own = (fit._source, True) if source is None else (source, False)
@@ -240,23 +237,35 @@ def evaluated_terms(
 
 
 def _evaluated(fit: Fit, n: int, source: Source, seed: int, batch: tuple[Any, ...]) -> PointwiseDraws:
-    assert source.terms is not None
     u = _even_draws(fit, n, np.random.default_rng([_STREAM, seed]))
+    terms, places = terms_at(fit, u, source, batch)
+    return PointwiseDraws(u[places], terms, _prior_ratio(fit, u[places], terms))
+
+
+def terms_at(fit: Fit, u: Floats, source: Source, batch: tuple[Any, ...]) -> tuple[Floats, NDArray[np.int64]]:
+    """Terms at unconstrained points (n, d), and which of the points they are of: (m, terms), (m,).
+
+    Points at which the function fails are left out, as in the fit, unless failures raise.
+    """
+    assert source.terms is not None
     # The shape is checked in the calls, where the form of what was returned is known.
-    push = Push(
-        _Checked(source.terms, bool(source.vectorized)), batch, source.vectorized, source.executor, 0, "log_likelihood"
-    )
+    function = _Checked(source.terms, bool(source.vectorized))
+    push = Push(function, batch, source.vectorized, source.executor, name="log_likelihood")
     terms, places = pushed(push, fit.model.constrain(u), is_lenient=source.on_failure != "raise")
-    u = u[places]
     bad = np.isnan(terms) | (terms == np.inf)
     if bad.any() and source.on_failure == "raise":
         draw, term = np.argwhere(bad)[0]
         msg = f"`log_likelihood` must return numbers or -inf, got {terms[draw, term]} as term {term} at draw {draw}"
         raise ValueError(msg)
     fine = ~bad.any(axis=1)
-    log_prior = to_numpy(fit.model.log_prior(u[fine]))
-    ratio = log_prior - to_numpy(fit.family.log_prob(fit.q, u[fine]))
-    return PointwiseDraws(u[fine], terms[fine], ratio)
+    return terms[fine], places[fine]
+
+
+def _prior_ratio(fit: Fit, u: Floats, terms: Floats) -> Floats:
+    """Log prior minus log q (n,); for draws of the posterior itself, all log ratios are zero."""
+    if isinstance(fit.family, Sample):
+        return np.asarray(-terms.sum(axis=1))
+    return to_numpy(fit.model.log_prior(u)) - to_numpy(fit.family.log_prob(fit.q, u))
 
 
 def _even_draws(fit: Fit, n: int, rng: np.random.Generator) -> Floats:

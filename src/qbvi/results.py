@@ -26,6 +26,7 @@ from qbvi.families import (
     GaussianProduct,
     Mixture,
     NegativeBinomial,
+    Sample,
 )
 from qbvi.families.base import Density
 from qbvi.free.cells import Cells
@@ -33,7 +34,7 @@ from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.paths import Start, Starts
-from qbvi.points import is_named, mapped
+from qbvi.points import is_named, items, mapped, row
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Periodic, Real
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
     from qbvi.loo import Loo
+    from qbvi.mcmc import MCMC
     from qbvi.predict import Predictive
 
 __all__ = [
@@ -549,6 +551,70 @@ class Fit:
 
         return loo(self, n, log_likelihood, data=data, vectorized=vectorized, executor=executor, seed=seed)
 
+    def mcmc(  # noqa: PLR0913 - as `qbvi.mcmc.mcmc`
+        self,
+        n: int = 10_000,
+        log_likelihood: Callable[..., Any] | None = None,
+        *,
+        n_walkers: int | None = None,
+        warmup: int | None = None,
+        vectorized: bool | int = False,
+        on_failure: OnFailure = "raise",
+        executor: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        seed: int | np.random.Generator | None = None,
+    ) -> MCMC:
+        """Draw from the posterior itself, by chains that start here; see `qbvi.mcmc.mcmc`."""
+        from qbvi.mcmc import mcmc
+
+        return mcmc(
+            self,
+            n,
+            log_likelihood,
+            n_walkers=n_walkers,
+            warmup=warmup,
+            vectorized=vectorized,
+            on_failure=on_failure,
+            executor=executor,
+            checkpoint=checkpoint,
+            progress=progress,
+            seed=seed,
+        )
+
+    def walkers(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
+        """Starting points for a sampler of your own: draws as an array (n, p).
+
+        Columns are in the order of `labels`, on the constrained scale.
+        """
+        return to_numpy(self.model.flatten(self.sample(n, seed)))
+
+    def to_pymc_start(self, chains: int = 4, seed: int | np.random.Generator | None = None) -> list[dict[str, Any]]:
+        """Starting points for PyMC: ``pm.sample(chains=4, initvals=fit.to_pymc_start())``.
+
+        Parameters
+        ----------
+        chains : int
+            Number of chains, each with a draw of its own.
+        seed : int, numpy.random.Generator or None
+            Source of the draws.
+
+        Returns
+        -------
+        list of dict
+            Constrained values by name, which PyMC transforms. An unnamed parameter has the name
+            ``theta``.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda p: -float(p["mu"] ** 2), {"mu": qbvi.Normal(0, 1)}, seed=1)
+        >>> [sorted(start) for start in fit.to_pymc_start(2)]
+        [['mu'], ['mu']]
+        """
+        draws = self.sample(whole_number("chains", chains), seed)
+        return [dict(items(row(draws, i), unnamed="theta")) for i in range(chains)]
+
     def to_arviz(
         self,
         kind: str = "auto",
@@ -676,6 +742,10 @@ class Fit:
         """Draw from q on the unconstrained scale: (n, d)."""
         return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
 
+    def entry_moments(self) -> tuple[Floats, Floats]:
+        """Means and standard deviations of all entries, in the order of `labels`: (p,), (p,)."""
+        return self._mean_and_sd
+
     def _quantile_table(self, levels: Floats) -> Floats:
         """Quantiles of all entries at m levels: (m, p)."""
         return np.stack([self.entry_quantiles(i, levels) for i in range(len(self.labels))], axis=1)
@@ -787,6 +857,8 @@ def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Dist
 def _describe(family: Density) -> str:
     if isinstance(family, FreeDensity):
         return f"{family.dim} dimensions, of free shape"
+    if isinstance(family, Sample):
+        return f"{family.dim} dimensions, by draws of Markov chains"
     if isinstance(family, Mixture):
         return f"{family.dim} dimensions, a mixture of {len(family.components)} modes"
     if isinstance(family, Gaussian):
