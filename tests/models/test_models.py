@@ -581,7 +581,10 @@ BAD[3, 1] = np.nan
         (lambda: MODELS["logistic"].log_likelihood(np.zeros((2, 7))), "`params` must have 3 numbers for each point"),
         (lambda: MODELS["logistic"].log_likelihood({"intercept": 0.0, "x1": 0.0}), "`params` must have the names"),
         (lambda: MODELS["logistic"].predict(np.zeros(3), np.zeros((2, 5))), "`X_new` must have the 2 columns of `X`"),
-        (lambda: MODELS["logistic"].predict(np.zeros(3)).interval(90), "`probability` must be a probability between 0 and 1"),
+        (
+            lambda: MODELS["logistic"].predict(np.zeros(3)).interval(90),
+            "`probability` must be a probability between 0 and 1",
+        ),
     ],
 )
 def test_mistakes_are_named(make, message):
