@@ -19,6 +19,7 @@ N = 10_000
 
 
 def banana(u: np.ndarray) -> np.ndarray:
+    """A curved posterior."""
     return -0.5 * ((u[..., 0] / 1.5) ** 2 + ((u[..., 1] + 0.5 * u[..., 0] ** 2) / 0.5) ** 2)
 
 
@@ -42,6 +43,7 @@ PROBLEMS = {
 
 
 def main() -> None:
+    """Print the table of docs/predict.md."""
     print(f"{'':30s}{'fit':>8s}{'fit.mcmc':>26s}{'moves of emcee alone':>26s}")
     print(
         f"{'':30s}{'evals':>8s}{'evals':>10s}{'least ess':>10s}{'/100':>6s}{'evals':>10s}{'least ess':>10s}{'/100':>6s}"

@@ -8,7 +8,7 @@ import qbvi
 
 rng = np.random.default_rng(1)
 t = np.sort(rng.uniform(0, 5, 60))
-y = 3 * np.exp(-0.6 * t) + 0.2 * rng.standard_normal(60)
+y = 3 * np.exp(-0.6 * t) + 0.5 * rng.standard_normal(60)
 
 
 def curve(p, t):
