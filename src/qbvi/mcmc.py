@@ -414,9 +414,13 @@ class _Run:
         if header.get("of") != self._print:
             msg = f"`checkpoint` {self._path!r} is of other chains: the fit, the seed, the walkers or the steps differ; give another file, or delete it"
             raise CheckpointError(msg)
-        self.done, self.spent = len(arrays["chain"]), int(header["n_evals"])
-        self.chain[: self.done], self.log_joint[: self.done] = arrays["chain"], arrays["log_joint"]
-        position, has_gauss, cached = arrays["place"].tolist()
+        try:
+            self.done, self.spent = len(arrays["chain"]), int(header["n_evals"])
+            self.chain[: self.done], self.log_joint[: self.done] = arrays["chain"], arrays["log_joint"]
+            position, has_gauss, cached = arrays["place"].tolist()
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"`checkpoint` {self._path!r} is damaged: {error!r}; delete it to start again"
+            raise CheckpointError(msg) from error
         random_state = ("MT19937", arrays["keys"], int(position), int(has_gauss), cached)
         last = self.done - 1
         self._state = emcee.State(self.chain[last], log_prob=self.log_joint[last], random_state=random_state)
