@@ -1,6 +1,10 @@
-"""The picture of docs/predict.md: a decay curve with its bands. Run: ``python docs/figures/predictive.py``."""
+"""The picture of docs/predict.md: a decay curve with its bands.
+
+Run: ``python docs/figures/predictive.py``.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +15,12 @@ t = np.sort(rng.uniform(0, 5, 60))
 y = 3 * np.exp(-0.6 * t) + 0.5 * rng.standard_normal(60)
 
 
-def curve(p, t):
+def curve(p: dict[str, Any], t: np.ndarray) -> np.ndarray:
     """The decay."""
     return p["a"] * np.exp(-p["rate"] * t)
 
 
-def terms(p):
+def terms(p: dict[str, Any]) -> np.ndarray:
     """Log density of each observation."""
     return -0.5 * ((y - curve(p, t)) / p["sigma"]) ** 2 - np.log(p["sigma"]) - 0.919
 
