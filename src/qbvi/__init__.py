@@ -16,6 +16,7 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
 from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
+from qbvi.compare import Comparison, compare
 from qbvi.conversation import Iterate
 from qbvi.distributions import (
     Bernoulli,
@@ -45,6 +46,9 @@ from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, cl
 from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
+from qbvi.loo import Loo
+from qbvi.mcmc import MCMC
+from qbvi.predict import Predictive
 from qbvi.problem import Problem
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
     from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
+    "MCMC",
     "QBVI",
     "Antithetic",
     "Ask",
@@ -85,6 +90,7 @@ __all__ = [
     "CheckpointError",
     "CholeskyLog",
     "ClipByNorm",
+    "Comparison",
     "ControlVariate",
     "Dirichlet",
     "DomainError",
@@ -110,6 +116,7 @@ __all__ = [
     "LeaveOneOut",
     "LogNormal",
     "LogPrior",
+    "Loo",
     "MaxIterations",
     "MeanFieldRegression",
     "Momentum",
@@ -124,6 +131,7 @@ __all__ = [
     "Poisson",
     "Positive",
     "PositiveDefinite",
+    "Predictive",
     "Problem",
     "Real",
     "Regression",
@@ -144,6 +152,7 @@ __all__ = [
     "Wishart",
     "baselines",
     "clear_cache",
+    "compare",
     "fit",
     "from_cube",
     "from_log_prob",

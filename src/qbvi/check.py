@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from qbvi.evaluate import BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluations import Evaluations, Record
-from qbvi.families import Family
+from qbvi.families import Family, Sample
 from qbvi.noise import Figures, Noise
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import NoiseCheck, Weighting
@@ -49,6 +49,14 @@ class Source:
         As for `qbvi.fit`; the function takes and returns NumPy arrays.
     batches
         Its data, of which it gets all rows; None if it takes none.
+    terms
+        The function that returns the terms of the log-likelihood, one for each observation; None
+        if it is not known.
+    simulate
+        A function of stacked points, with an argument ``rng``, that simulates new data: an array
+        (n, ...), or a dict of them; None if it is not known.
+    observed
+        The observed data by name, in the form of the simulated ones.
     """
 
     function: Callable[..., Any]
@@ -57,6 +65,15 @@ class Source:
     executor: Any = None
     timeout: float | None = None
     batches: Any = None
+    terms: Callable[..., Any] | None = None
+    simulate: Callable[..., Any] | None = None
+    observed: Mapping[str, Any] | None = None
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # terms at draws, for a second use
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """Further arguments of a call for all data."""
+        return () if self.batches is None else (self.batches.draw(np.random.default_rng(0))[0],)
 
     @property
     def is_partial(self) -> bool:
@@ -127,6 +144,9 @@ def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | No
     fit's own seed, and each further check has new ones.
     """
     n = whole_number("n", n)
+    if isinstance(fit.family, Sample):
+        msg = "`check` judges a density by draws from it, and this posterior is known by its draws alone: check the fit that it started from, as in chains.start.check(...)"
+        raise TypeError(msg)
     if source.is_partial:
         msg = "`log_likelihood` must be given: this fit used mini-batches, whose values are of different data; pass a function of all data"
         raise ValueError(msg)
@@ -185,12 +205,11 @@ def _stream(fit: Fit) -> np.random.Generator:
 def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]:
     """Evaluate the function at unconstrained points (n, d)."""
     record = Record(fit.model.dim)
-    batch = () if source.batches is None else (source.batches.draw(np.random.default_rng(0))[0],)
     calls = calls_of(source.function, source.vectorized, source.on_failure)
     with open_runner(calls, source.executor, source.timeout) as runner:
         box = BlackBox(source.function, source.vectorized, source.on_failure, runner=runner)
         box.on_returned = lambda made, values, noise_sd: record.add(u[made], values, noise_sd, "posterior")
-        box(fit.model.constrain(u), *batch)
+        box(fit.model.constrain(u), *source.batch)
     return box, record.table(fit.model)
 
 

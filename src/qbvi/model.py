@@ -78,6 +78,8 @@ class Parameter:
             return [self.name]
         if self.distribution.support.entry_names:
             return list(self.distribution.support.entry_names)
+        if names := self.distribution.entry_names:
+            return list(names) if self.name == _UNNAMED else [f"{self.name}[{name}]" for name in names]
         return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
 
     def constrain(self, u: Array) -> Array:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qbvi.arguments import flag
 from qbvi.distributions import Normal
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import Columns, as_columns, matching_columns
+from qbvi.models.inputs import Columns, as_columns, as_target, matching_columns
 from qbvi.points import is_named
 
 __all__ = ["DesignModel"]
@@ -113,6 +113,22 @@ class DesignModel(StatisticalModel):
     def design_of(self, X_new: Any = None) -> Floats:
         """Design matrix of new rows, with covariates as in `predict`; by default of the data."""
         return self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
+
+    def _new_data(self, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        design = self.design_of(X_new)
+        further = self._new_weights(len(design), weights)
+        return design, self._target_of(y_new, len(design), *further), *further
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        """The checked target of n rows."""
+        return as_target(y, n)
+
+    def _new_weights(self, n: int, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        """The checked trials or exposures of n new rows, if the model has such a thing."""
+        if weights:
+            msg = f"{type(self).__name__} takes no {', '.join(weights)}"
+            raise TypeError(msg)
+        return ()
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         self.columns, self.intercept = columns.names, intercept

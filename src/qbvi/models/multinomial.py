@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
-from qbvi.models.inputs import as_classes, drawn_classes
+from qbvi.models.inputs import as_classes, as_known_classes, drawn_classes
 
 __all__ = ["MultinomialLogistic"]
 
@@ -52,6 +52,8 @@ class MultinomialLogistic(DesignModel):
     >>> model.predict(model.fit(seed=1), [[2.0]]).mean.round(1)
     array([[0., 0., 1.]])
     """
+
+    target_kind = "classes"
 
     def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
         super().__init__(X, intercept)
@@ -101,6 +103,9 @@ class MultinomialLogistic(DesignModel):
         design, y = data
         log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        return as_known_classes(y, n, self.classes)
 
     def _name_parameters(self) -> None:
         self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)
