@@ -68,7 +68,11 @@ class Regression(Protocol):
     def data(self) -> tuple[Floats, ...]:
         """The design (n, k), and what else belongs to the rows: (n,) each."""
 
-    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+    @property
+    def total_weight(self) -> float:
+        """Number of rows, each counted by its weight."""
+
+    def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
         """Expected log-likelihood of each row, given the moments of its predictor."""
 
 
@@ -116,11 +120,11 @@ class Noise(NamedTuple):
         """Expectation of one over the variance."""
         return self.alpha / self.beta
 
-    def updated(self, rows: int, squares: float) -> Noise:
+    def updated(self, rows: float, squares: float) -> Noise:
         """The best factor beside a Gaussian with these expected squares of the residuals."""
         return Noise(self.alpha + rows / 2, self.beta + squares / 2)
 
-    def log_evidence(self, prior: Noise, rows: int) -> float:
+    def log_evidence(self, prior: Noise, rows: float) -> float:
         """The part of the bound that depends on the variance, if this factor is the best one."""
         log_gammas = scipy.special.gammaln(self.alpha) - scipy.special.gammaln(prior.alpha)
         return float(
@@ -332,12 +336,13 @@ class ExactBound:
         """Its expectation, with the prior and the entropy of the noise variance if there is one."""
         if noise is None or self.noise is None:
             return seen.value
-        return noise.log_evidence(self.noise, self.rows)
+        return noise.log_evidence(self.noise, self.regression.total_weight)
 
     def _best_noise(self, seen: _Seen) -> Noise | None:
         if self.noise is None:
             return None
-        return self.noise.updated(self.rows, -2 * seen.value - self.rows * _LOG_2PI)
+        rows = self.regression.total_weight
+        return self.noise.updated(rows, -2 * seen.value - rows * _LOG_2PI)
 
     def _newton(self, seen: _Seen, noise: Noise | None) -> Floats:
         """T = precision of the prior + X' diag(w) X, or its diagonal."""
@@ -355,7 +360,7 @@ class ExactBound:
         weights = np.empty(0 if is_direct else self.rows)
         for rows, design, rest in self._chunks():
             variances = spread.variances(design)
-            found = self.regression.expected_of(design @ mean, variances, *rest)
+            found = self.regression.expected_terms(design @ mean, variances, *rest)
             value += float(np.sum(found.value))
             trace -= float(found.curvature @ variances)
             slope += found.slope @ design

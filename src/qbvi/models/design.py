@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qbvi.arguments import flag
 from qbvi.distributions import Normal
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import Columns, as_columns, matching_columns
+from qbvi.models.inputs import Columns, as_columns, as_weights, matching_columns
 from qbvi.points import is_named
 
 __all__ = ["DesignModel"]
@@ -31,13 +31,18 @@ class DesignModel(StatisticalModel):
         Covariates, after a column of ones if there is an intercept.
     coefficients : tuple of str
         Their names: ``intercept``, then the columns of a frame, or ``x1, x2 ...``.
+    weights : array (n,), optional
+        How often each row counts; they need not be whole numbers. If given, they are the last
+        array of `data`.
     """
 
     y: Floats = np.empty(0)  # a model without data has no rows
+    weights: Floats | None = None  # of the rows; None if each counts once
 
-    def __init__(self, X: Any, intercept: bool) -> None:
+    def __init__(self, X: Any, intercept: bool, weights: Any = None) -> None:
         flag("intercept", intercept)
         columns = as_columns(X)
+        self.weights = None if weights is None else as_weights(weights, len(columns.values))
         _check_constants(columns, intercept)
         if intercept and "intercept" in columns.names:
             msg = "`X` has a column named 'intercept': rename it, or pass intercept=False"
@@ -123,6 +128,24 @@ class DesignModel(StatisticalModel):
         """Generator of new data, independent of the draws of the parameters."""
         return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
 
+    @property
+    def total_weight(self) -> float:
+        """Number of rows, each counted by its weight."""
+        return float(len(self.design) if self.weights is None else self.weights.sum())
+
+    def _rows_with_weights(self, *columns: Floats) -> tuple[Floats, ...]:
+        """The arrays of `data`: these, and the weights if there are any."""
+        return columns if self.weights is None else (*columns, self.weights)
+
+    def _apart(self, data: tuple[Floats, ...]) -> tuple[tuple[Floats, ...], Floats | float]:
+        """Undo `_rows_with_weights`: the arrays, and the weights or one."""
+        return (data, 1.0) if self.weights is None else (data[:-1], data[-1])
+
+    def _moments(self, values: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the rows, each with its weight."""
+        mean = np.average(values, axis=0, weights=self.weights)
+        return mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=self.weights))
+
     @abstractmethod
     def _gradient(self, flat: Floats) -> Floats:
         """Gradient of the log-likelihood: (S, p) -> (S, p)."""
@@ -144,13 +167,13 @@ class DesignModel(StatisticalModel):
             raise ValueError(msg)
         centre, unit = self._scale_of_target()
         columns = self.design[:, int(self.intercept) :]
-        sd = columns.std(axis=0)
+        means, sd = self._moments(columns)
         scales = _WIDTH * unit / np.where(sd > 0, sd, np.abs(columns[0]) + (columns[0] == 0))
         priors = [Normal(0.0, float(s)) for s in scales]
         if not self.intercept:
             return priors
         # The intercept absorbs the columns' origin, so its scale includes their effects there.
-        reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * columns.mean(axis=0)) ** 2)))
+        reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * means) ** 2)))
         return [Normal(centre, reach), *priors]
 
     def _structured(self, flat: Floats, like: Mapping[str, Any]) -> dict[str, Floats]:

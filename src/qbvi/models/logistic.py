@@ -30,6 +30,8 @@ class Logistic(LinearPredictor):
         Zeros and ones, or booleans.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -45,15 +47,15 @@ class Logistic(LinearPredictor):
     array([0.9])
     """
 
-    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         self.y = as_target(y, len(self.design))
         refuse("y", "hold zeros and ones only", self.y, (self.y != 0) & (self.y != 1))
 
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design and target."""
-        return self.design, self.y
+        return self._rows_with_weights(self.design, self.y)
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """-log(1 + exp(-(2 y - 1) eta))."""

@@ -33,6 +33,8 @@ class MultinomialLogistic(DesignModel):
         Labels of any sortable kind.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Attributes
     ----------
@@ -53,8 +55,8 @@ class MultinomialLogistic(DesignModel):
     array([[0., 0., 1.]])
     """
 
-    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         self.classes, self.y = as_classes(y, len(self.design))
         self._name_parameters()
 
@@ -87,7 +89,7 @@ class MultinomialLogistic(DesignModel):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design, and the index of each row's class."""
-        return self.design, self.y
+        return self._rows_with_weights(self.design, self.y)
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
         """Independent normals, by name, for the coefficients of all classes except the first.
@@ -98,9 +100,9 @@ class MultinomialLogistic(DesignModel):
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
         """Log probability of each row's class: (S, p) -> (S, rows)."""
-        design, y = data
+        (design, y), weights = self._apart(data)
         log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
-        return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
+        return np.asarray(weights * log_probability[:, np.arange(len(y)), y.astype(int)])
 
     def _name_parameters(self) -> None:
         self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)
@@ -108,6 +110,8 @@ class MultinomialLogistic(DesignModel):
     def _gradient(self, flat: Floats) -> Floats:
         is_class = self.y[:, None] == np.arange(len(self.classes))
         slope = is_class - scipy.special.softmax(self._predictors(flat, self.design), axis=-1)
+        if self.weights is not None:
+            slope = self.weights[:, None] * slope
         by_class = np.moveaxis(slope[:, :, 1:], 1, 2) @ self.design  # (S, classes - 1, k)
         return np.asarray(by_class.reshape(len(flat), -1))
 

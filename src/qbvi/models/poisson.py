@@ -35,6 +35,8 @@ class Poisson(LinearPredictor):
         Time or population at risk :math:`e_i`. By default one.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -46,8 +48,8 @@ class Poisson(LinearPredictor):
 
     exposure: Floats = np.empty(0)
 
-    def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         n = len(self.design)
         self.y = as_target(y, n)
         self.exposure = _exposures(exposure, n)
@@ -56,7 +58,7 @@ class Poisson(LinearPredictor):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design, counts and exposures."""
-        return self.design, self.y, self.exposure
+        return self._rows_with_weights(self.design, self.y, self.exposure)
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log Poisson probabilities; minus infinity if the rate overflows."""
@@ -93,7 +95,8 @@ class Poisson(LinearPredictor):
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
 
     def _scale_of_target(self) -> tuple[float, float]:
-        return float(np.log(max(self.y.sum(), 0.5) / self.exposure.sum())), 1.0
+        weights = np.ones_like(self.y) if self.weights is None else self.weights
+        return float(np.log(max(weights @ self.y, 0.5) / (weights @ self.exposure))), 1.0
 
 
 def _exposures(exposure: Any, n: int) -> Floats:

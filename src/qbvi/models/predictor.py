@@ -69,8 +69,14 @@ class LinearPredictor(DesignModel):
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
         """Log-likelihood of every row at every draw: (S, p) -> (S, rows)."""
-        design, *rest = data
-        return self.terms_of(self._predictors(flat, design), *rest, *self._others(flat))
+        (design, *rest), weights = self._apart(data)
+        return np.asarray(weights * self.terms_of(self._predictors(flat, design), *rest, *self._others(flat)))
+
+    def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """`expected_of`, times the weights of the rows, if they are the last of ``data``."""
+        own, weights = self._apart(data)
+        found = self.expected_of(mean, var, *own)
+        return found if self.weights is None else Expected(*(weights * part for part in found))
 
     def rows(self, params: Any, batch: tuple[Floats, ...]) -> Any:
         """Log-likelihood of a batch of the rows of `data`, in portions that fit into memory."""
@@ -111,8 +117,8 @@ class LinearPredictor(DesignModel):
         return ExactColumns(coefficients, *self.further_names)
 
     def _gradient(self, flat: Floats) -> Floats:
-        design, *rest = self.data
-        return self.slope_of(self._predictors(flat, design), *rest, *self._others(flat)) @ design
+        (design, *rest), weights = self._apart(self.data)
+        return np.asarray((weights * self.slope_of(self._predictors(flat, design), *rest, *self._others(flat))) @ design)
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         super()._lay_out(columns, intercept)
