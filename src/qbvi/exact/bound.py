@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import scipy
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from qbvi.exact.quadrature import Expected
 
-__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression", "Search"]
+__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression", "Search", "Seen", "Spread"]
 
 Floats = NDArray[np.float64]
 
@@ -199,7 +199,7 @@ class Spread(NamedTuple):
         return _row_squares(design @ self.factor)
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What one pass over the data finds."""
 
     value: float  # expected log-likelihood
@@ -243,8 +243,10 @@ class ExactBound:
     noise: Noise | None = None
     centre: Floats | None = None
 
+    is_exact: ClassVar[bool] = True  # whether its integrals have no error that counts
+
     @classmethod
-    def centred(cls, regression: Regression, prior: GaussianPrior, noise: Noise | None = None) -> ExactBound:
+    def centred(cls, regression: Regression, prior: GaussianPrior, noise: Noise | None = None) -> Self:
         """The bound in other coordinates, if there is an intercept: with columns of mean zero.
 
         Columns far from zero are nearly collinear with the intercept, and digits would be lost.
@@ -332,19 +334,19 @@ class ExactBound:
         gap = 0.5 * float(gradient @ shift) + 0.5 * max(0.0, change)
         return Point(mean, precision, spread, bound, shift, target, gap, gradient, noise, 1 + products)
 
-    def _log_likelihood(self, seen: _Seen, noise: Noise | None) -> float:
+    def _log_likelihood(self, seen: Seen, noise: Noise | None) -> float:
         """Its expectation, with the prior and the entropy of the noise variance if there is one."""
         if noise is None or self.noise is None:
             return seen.value
         return noise.log_evidence(self.noise, self.regression.total_weight)
 
-    def _best_noise(self, seen: _Seen) -> Noise | None:
+    def _best_noise(self, seen: Seen) -> Noise | None:
         if self.noise is None:
             return None
         rows = self.regression.total_weight
         return self.noise.updated(rows, -2 * seen.value - rows * _LOG_2PI)
 
-    def _newton(self, seen: _Seen, noise: Noise | None) -> Floats:
+    def _newton(self, seen: Seen, noise: Noise | None) -> Floats:
         """T = precision of the prior + X' diag(w) X, or its diagonal."""
         matrix = seen.curvature if noise is None else noise.precision * seen.curvature
         own = self.prior.precision
@@ -352,7 +354,7 @@ class ExactBound:
             return matrix + own
         return matrix + np.diag(own) if matrix.ndim == 2 else matrix + np.diagonal(own)
 
-    def _pass(self, mean: Floats, spread: Spread) -> _Seen:
+    def _pass(self, mean: Floats, spread: Spread) -> Seen:
         k = len(mean)
         is_direct = not spread.is_diagonal or k <= _MOST_DIRECT
         value, trace, slope = 0.0, 0.0, np.zeros(k)
@@ -370,7 +372,7 @@ class ExactBound:
             else:
                 weights[rows] = -found.curvature
                 curvature -= found.curvature @ design**2
-        return _Seen(value, slope, curvature, trace, weights)
+        return Seen(value, slope, curvature, trace, weights)
 
     def _chunks(self) -> Iterator[tuple[slice, Floats, list[Floats]]]:
         """The rows in parts, so that memory does not grow with their number."""

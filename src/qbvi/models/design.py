@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import flag
+from qbvi.arrange import arrange
 from qbvi.distributions import Normal
+from qbvi.exact import Columns as ExactColumns
+from qbvi.exact import Exact, ExactBound
+from qbvi.model import Model
 from qbvi.models.base import Prediction, StatisticalModel
 from qbvi.models.inputs import Columns, as_columns, as_weights, matching_columns
 from qbvi.points import is_named
@@ -19,6 +23,8 @@ __all__ = ["DesignModel"]
 
 Floats = NDArray[np.float64]
 
+# Options that mean a black box: its earlier values, or where its calls are made.
+_BLACK_BOX = ("evaluations", "executor", "timeout", "backend", "device", "dtype")
 _WIDTH = 2.5  # prior standard deviation of the effect of one standard deviation of a covariate
 
 
@@ -36,6 +42,8 @@ class DesignModel(StatisticalModel):
         array of `data`.
     """
 
+    further_names: tuple[str, ...] = ()  # names of the parameters other than the coefficients
+    bound: ClassVar[type[ExactBound]] = ExactBound  # what `method="exact"` integrates with
     y: Floats = np.empty(0)  # a model without data has no rows
     weights: Floats | None = None  # of the rows; None if each counts once
 
@@ -118,6 +126,36 @@ class DesignModel(StatisticalModel):
     def design_of(self, X_new: Any = None) -> Floats:
         """Design matrix of new rows, with covariates as in `predict`; by default of the data."""
         return self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
+
+    def _options(self, prior: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """With the method "exact", by name or by default if it can fit this posterior."""
+        method = options.get("method", "auto")
+        if not isinstance(method, str) or method not in ("auto", "exact"):
+            return dict(options)
+        family = self._exact_family(prior, options.get("family", "auto"))
+        model, posterior = arrange(prior, family)
+        exact = Exact(self, self._columns_of(model), options.get("tol"), self.bound)
+        objection = exact.objection(model, posterior)
+        is_black_box = any(options.get(name) is not None for name in _BLACK_BOX)
+        if not objection and (method == "exact" or not is_black_box):
+            return {**options, "method": exact, "family": family}
+        if method == "exact":
+            msg = f"`method` can be 'exact' only where all integrals are known: {objection}; take method='auto'"
+            raise ValueError(msg)
+        return dict(options)
+
+    def _exact_family(self, prior: Any, family: Any) -> Any:
+        """The family that "auto" means for the method "exact"."""
+        return family
+
+    def _columns_of(self, model: Model) -> ExactColumns:
+        """Where the parameters are among the coordinates of the model.
+
+        Each coordinate has its number over their number as its value: no map overflows there.
+        """
+        numbered, _ = self._laid_out(model.constrain(np.arange(model.dim)[None] / model.dim))
+        coefficients = np.rint(model.dim * numbered[0, : len(self.names) - len(self.further_names)]).astype(np.intp)
+        return ExactColumns(coefficients, *self.further_names)
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         self.columns, self.intercept = columns.names, intercept

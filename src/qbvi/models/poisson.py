@@ -53,7 +53,7 @@ class Poisson(LinearPredictor):
         n = len(self.design)
         self.y = as_target(y, n)
         self.exposure = _exposures(exposure, n)
-        refuse("y", "hold counts, whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
+        self._check_target()
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -93,6 +93,9 @@ class Poisson(LinearPredictor):
         """Rates and counts."""
         rate = np.exp(eta)
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
+
+    def _check_target(self) -> None:
+        refuse("y", "hold counts, whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
 
     def _scale_of_target(self) -> tuple[float, float]:
         weights = np.ones_like(self.y) if self.weights is None else self.weights
