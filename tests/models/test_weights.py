@@ -24,9 +24,7 @@ def pair(request):
     """A model with weights, and the same with its rows repeated."""
     build, y, columns = MODELS[request.param]
     repeated = {name: np.repeat(values, TIMES) for name, values in columns.items()}
-    return build(X, y, weights=TIMES, **columns), build(
-        np.repeat(X, TIMES, axis=0), np.repeat(y, TIMES), **repeated
-    )
+    return build(X, y, weights=TIMES, **columns), build(np.repeat(X, TIMES, axis=0), np.repeat(y, TIMES), **repeated)
 
 
 def test_weighted_rows_are_repeated_rows(pair):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import scipy
@@ -60,7 +60,7 @@ _NOT_DETERMINED = (
 
 
 class Regression(Protocol):
-    """Rows that depend on a linear predictor, as `qbvi.models.LinearPredictor` has them."""
+    """Rows that depend on linear predictors, as `qbvi.models.DesignModel` has them."""
 
     intercept: bool  # whether the first column is one everywhere
 
@@ -71,6 +71,10 @@ class Regression(Protocol):
     @property
     def total_weight(self) -> float:
         """Number of rows, each counted by its weight."""
+
+
+class OnePredictor(Regression, Protocol):
+    """Rows with one linear predictor each, as `qbvi.models.LinearPredictor` has them."""
 
     def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
         """Expected log-likelihood of each row, given the moments of its predictor."""
@@ -215,7 +219,7 @@ class ExactBound:
 
     Parameters
     ----------
-    regression : Regression
+    regression : OnePredictor
         Rows and their one-dimensional expectations.
     prior : GaussianPrior
         Prior of the coefficients.
@@ -360,9 +364,10 @@ class ExactBound:
         value, trace, slope = 0.0, 0.0, np.zeros(k)
         curvature = np.zeros((k, k) if is_direct else k)
         weights = np.empty(0 if is_direct else self.rows)
+        regression = cast("OnePredictor", self.regression)
         for rows, design, rest in self._chunks():
             variances = spread.variances(design)
-            found = self.regression.expected_terms(design @ mean, variances, *rest)
+            found = regression.expected_terms(design @ mean, variances, *rest)
             value += float(np.sum(found.value))
             trace -= float(found.curvature @ variances)
             slope += found.slope @ design

@@ -89,13 +89,13 @@ class _Expectations:
         spread = np.einsum("nk,ckd->ncd", design, factor.reshape(classes, k, -1), optimize=True)
         variance = spread @ np.swapaxes(spread, 1, 2)
         nodes, weights = _rule(classes)
-        eta = centre[:, None] + nodes @ np.swapaxes(_root(variance), 1, 2)  # (n, nodes, c)
-        top = np.maximum(eta.max(axis=2), 0.0)
-        odds = np.exp(eta - top[..., None])
-        total = np.exp(-top) + odds.sum(axis=2)
-        p = odds / total[..., None]
-        expected = weights @ p
-        second = np.swapaxes(weights[:, None] * p, 1, 2) @ p
+        eta = centre[..., None] + _root(variance) @ nodes.T  # (n, c, nodes)
+        top = np.maximum(eta.max(axis=1), 0.0)
+        odds = np.exp(eta - top[:, None])
+        total = np.exp(-top) + odds.sum(axis=1)
+        p = odds / total[:, None]
+        expected = p @ weights
+        second = (weights * p) @ np.swapaxes(p, 1, 2)
         value = np.sum(is_class * centre, axis=1) - (np.log(total) + top) @ weights
         curvature = expected[:, :, None] * np.eye(classes) - second
         return cls(value, is_class - expected, curvature, variance)

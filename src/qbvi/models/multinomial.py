@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from qbvi.exact import Expected, MultinomialBound
+from qbvi.exact import MultinomialBound
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
 from qbvi.models.inputs import as_classes, drawn_classes
@@ -106,11 +106,6 @@ class MultinomialLogistic(DesignModel):
         (design, y), weights = self._apart(data)
         log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(weights * log_probability[:, np.arange(len(y)), y.astype(int)])
-
-    def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
-        """Raise an error: the integrals of a row have several dimensions; see `bound`."""
-        msg = "MultinomialLogistic has several predictors for each row"
-        raise TypeError(msg)
 
     def _name_parameters(self) -> None:
         self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ class Poisson(LinearPredictor):
 
     def _scale_of_target(self) -> tuple[float, float]:
         weights = np.ones_like(self.y) if self.weights is None else self.weights
-        return float(np.log(max(weights @ self.y, 0.5) / (weights @ self.exposure))), 1.0
+        return math.log(max(float(weights @ self.y), 0.5) / float(weights @ self.exposure)), 1.0
 
 
 def _exposures(exposure: Any, n: int) -> Floats:

@@ -81,7 +81,9 @@ class LinearPredictor(DesignModel):
 
     def _gradient(self, flat: Floats) -> Floats:
         (design, *rest), weights = self._apart(self.data)
-        return np.asarray((weights * self.slope_of(self._predictors(flat, design), *rest, *self._others(flat))) @ design)
+        return np.asarray(
+            (weights * self.slope_of(self._predictors(flat, design), *rest, *self._others(flat))) @ design
+        )
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         super()._lay_out(columns, intercept)

@@ -6,7 +6,7 @@ except ImportError as error:
     _MISSING = 'qbvi.sklearn needs scikit-learn, which is not installed: pip install "qbvi[sklearn]"'
     raise ImportError(_MISSING) from error
 
-#from qbvi.sklearn.black_box import BlackBoxClassifier, BlackBoxRegressor
+from qbvi.sklearn.black_box import BlackBoxClassifier, BlackBoxRegressor
 from qbvi.sklearn.linear import LinearRegression, PoissonRegressor
 from qbvi.sklearn.logistic import LogisticRegression
 

@@ -68,10 +68,10 @@ class LinearRegression(_Regressor):
     >>> y = 1 + 2 * x + np.tile([0.5, -0.5], 10)
     >>> model = LinearRegression().fit(x[:, None], y)
     >>> model.coef_.round(2), model.coef_sd_.round(2)
-    (array([2.]), array([0.02]))
+    (array([1.99]), array([0.04]))
     >>> mean, sd = model.predict([[30.0]], return_std=True)
     >>> mean.round(1), sd.round(1)
-    (array([60.9]), array([0.6]))
+    (array([60.8]), array([1.3]))
     """
 
     def _model(self, columns: Columns, y: Any, weights: Floats | None) -> Linear:
@@ -100,7 +100,7 @@ class PoissonRegressor(_Regressor):
     >>> claims = rng.poisson(years * np.exp(-1 + 0.5 * X[:, 0]))
     >>> model = PoissonRegressor().fit(X, claims / years, sample_weight=years)
     >>> model.coef_.round(1), round(model.intercept_, 1)
-    (array([0.4]), -1.0)
+    (array([0.5]), -1.0)
     """
 
     def __sklearn_tags__(self) -> Any:

@@ -74,9 +74,9 @@ class LogisticRegression(ClassifierMixin, Regression):
     >>> y = np.where(rng.random(200) < 1 / (1 + np.exp(-X @ [1.0, -2.0])), "yes", "no")
     >>> model = LogisticRegression(prior=2.5).fit(X, y)
     >>> model.coef_.round(1), model.coef_sd_.round(1)
-    (array([[ 1.1, -1.7]]), array([[0.2, 0.3]]))
+    (array([[ 1.3, -2. ]]), array([[0.3, 0.3]]))
     >>> model.predict_proba([[2.0, 0.0]]).round(2)
-    array([[0.13, 0.87]])
+    array([[0.08, 0.92]])
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -119,7 +119,7 @@ class LogisticRegression(ClassifierMixin, Regression):
             return np.asarray(np.log(self.predict_proba(X)))
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> NDArray[Any]:
-        """Draw classes for the rows of ``X``, one draw of the parameters for each: (n, n_samples)."""
+        """Draw classes for the rows of ``X``: (n, n_samples)."""
         positions = super().sample_y(X, n_samples, random_state)
         return np.asarray(self.classes_[positions.astype(int)])
 

@@ -58,6 +58,11 @@ class Regression(BaseEstimator, ABC):
         self.options = options
         self.random_state = random_state
 
+    coef_: Floats
+    coef_sd_: Floats
+    intercept_: Any  # a number, or an array with one for each row of coef_
+    intercept_sd_: Any
+
     @abstractmethod
     def _model(self, columns: Columns, y: Any, weights: Floats | None) -> DesignModel:
         """The model of the training rows."""
