@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import numpy as np
@@ -68,7 +68,9 @@ class Recipe(ABC):
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """Undo `to_facts`; raises ValueError if the facts are not those of a recipe."""
         hints = get_type_hints(cls)
-        words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in fields(cls)}
+        # Files of earlier versions lack fields that have a default.
+        known = [part for part in fields(cls) if part.name in facts or part.default is MISSING]
+        words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in known}
         if words["model"] not in cls.kinds:
             msg = f"`model` must be one of {', '.join(cls.kinds)}, got {words['model']!r}"
             raise ValueError(msg)
@@ -171,6 +173,8 @@ def _as(hint: Any, value: Any, name: str) -> Any:
     """A value from a file, checked to have the type of its field."""
     if hint in _PLAIN and isinstance(value, _PLAIN[hint]):
         return value
+    if hint == tuple[tuple[str, ...], ...] and isinstance(value, list):
+        return tuple(_as(tuple[str, ...], item, name) for item in value)
     if hint in _ITEMS and isinstance(value, list) and all(isinstance(item, _ITEMS[hint]) for item in value):
         return tuple(value)
     msg = f"`{name}` must be {hint}, got {value!r:.40}"
