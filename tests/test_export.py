@@ -1,6 +1,7 @@
 """Export to ArviZ, both generations for real."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,19 @@ PRIOR = {"beta": Normal(0, 5, shape=(2, 3)), "sigma": HalfNormal(1.0), "rho": Un
 def make_fit(prior):
     model = Model(prior)
     q = Gaussian(model.dim).start(np.linspace(-1, 1, model.dim), np.full(model.dim, 0.3))
-    report = Report(elbo=-3.5, elbo_se=0.1, khat=0.2, converged=True, stop_reason="done", n_evals=640, seconds=1.5)
+    report = Report(
+        elbo=-3.5,
+        elbo_se=0.1,
+        evidence=-3.4,
+        evidence_se=0.2,
+        missing=0.1,
+        missing_se=0.3,
+        khat=0.2,
+        converged=True,
+        stop_reason="done",
+        n_evals=640,
+        seconds=1.5,
+    )
     return Fit(model, Gaussian(model.dim), q, report)
 
 
@@ -53,7 +66,8 @@ def test_lp_is_the_log_density_of_the_posterior(kind):
 
 def test_attributes(kind):
     attributes = to_arviz(make_fit(PRIOR), kind=kind, draws=5).posterior.attrs
-    expected = {"elbo": -3.5, "elbo_se": 0.1, "khat": 0.2, "n_evals": 640, "converged": 1}
+    expected = {"elbo": -3.5, "elbo_se": 0.1, "evidence": -3.4, "evidence_se": 0.2, "missing": 0.1, "missing_se": 0.3}
+    expected |= {"khat": 0.2, "n_evals": 640, "converged": 1}
     assert {name: attributes[name] for name in expected} == expected
     assert attributes["inference_library"] == "qbvi"
     assert attributes["inference_library_version"] == qbvi.__version__
@@ -91,3 +105,89 @@ def test_generation_is_told_from_the_version(monkeypatch, installed, old):
 def test_unknown_kind():
     with pytest.raises(ValueError, match=r"`kind` must be one of .*; did you mean 'datatree'?"):
         to_arviz(make_fit(Normal(0, 1)), kind="data-tree")
+
+
+Y = np.random.default_rng(2).normal(0.5, 1.0, 25)
+
+
+def pointwise_fit(family="auto"):
+    prior = {"mu": Normal(0, 2), "sigma": HalfNormal(2.0)}
+    terms = lambda p: -0.5 * ((Y - p["mu"]) / p["sigma"]) ** 2 - np.log(p["sigma"])
+    return qbvi.fit(terms, prior, pointwise=True, family=family, seed=1)
+
+
+def test_log_likelihood_predictions_and_data(kind):
+    fit = pointwise_fit()
+    simulate = lambda p, rng: {"y": rng.normal(p["mu"], p["sigma"], len(Y))}
+    coords = {"observation": np.arange(100, 125)}
+    data = fit.to_arviz(kind, draws=200, seed=1, predictive=simulate, observed={"y": Y}, coords=coords)
+    assert data.log_likelihood["y"].dims == ("chain", "draw", "observation")
+    assert data.posterior_predictive["y"].shape == (1, 200, 25)
+    assert_array_equal(data.observed_data["y"].values, Y)
+    assert_array_equal(data.log_likelihood["y"].observation.values, coords["observation"])
+    mu, sigma = data.posterior["mu"].values[0], data.posterior["sigma"].values[0]
+    terms = -0.5 * ((Y - mu[:, None]) / sigma[:, None]) ** 2 - np.log(sigma)[:, None]
+    assert_allclose(data.log_likelihood["y"].values[0], terms)
+    # Draws and new data belong together: the standardised noise is standard normal.
+    noise = (data.posterior_predictive["y"].values[0] - mu[:, None]) / sigma[:, None]
+    assert abs(noise.std() - 1) < 5 / np.sqrt(2 * noise.size)
+
+
+def test_arviz_compares_and_checks():
+    az = pytest.importorskip("arviz")
+    if not export._has_old_arviz():
+        pytest.skip("needs ArviZ before 1.0")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    x = np.linspace(-1, 1, 40)[:, None]
+    y = np.random.default_rng(1).poisson(np.exp(0.5 + x[:, 0]))
+    full, none = (qbvi.models.Poisson(z, y).fit(seed=1) for z in (x, np.cos(9 * x)))
+    exported = {"full": full.to_arviz(seed=1), "none": none.to_arviz(seed=1)}
+    table = az.compare(exported)
+    own = qbvi.compare({"full": full, "none": none})
+    assert list(table.index) == [row.model for row in own] == ["full", "none"]
+    assert abs(table.loc["none", "elpd_diff"] + own["none"].elpd_difference) < 0.3
+    assert_array_equal(exported["full"].observed_data["y"].values, y)
+    assert exported["full"].posterior_predictive["y"].shape == (1, 1000, 40)
+    az.plot_ppc(exported["full"], num_pp_samples=10)
+
+
+def test_loo_of_the_new_arviz():
+    stats = pytest.importorskip("arviz_stats")
+    pytest.importorskip("arviz_base")
+    fit = pointwise_fit()
+    found = stats.loo(fit.to_arviz("datatree", draws=1000, seed=3))
+    assert abs(float(found.elpd) - fit.loo(1000, seed=3).elpd) < 0.1
+
+
+def test_draws_are_resampled_by_importance_weights(kind):
+    """Light tails: the best Gaussian has an sd of 0.501."""
+    fit = qbvi.fit(lambda x: np.array([-(x**4)]), Normal(0, 1), pointwise=True, family="full", seed=1)
+    data = fit.to_arviz(kind, draws=4000, seed=1)
+    assert data.posterior.attrs["importance_resampled"] == 1
+    assert abs(fit.sd - 0.501) < 0.005
+    assert abs(data.posterior["theta"].values.std() - 0.528) < 0.01  # by quadrature
+
+
+def test_bad_weights_are_not_used(kind):
+    """A normal approximation that is far too narrow: k-hat says so."""
+    fit = qbvi.fit(lambda x: np.array([-0.5 * x**2]), Normal(0, 1), pointwise=True, family="full", seed=1)
+    narrow = replace(fit, q=Gaussian(1).start(np.zeros(1), np.array([0.2])))
+    data = narrow.to_arviz(kind, draws=1000, seed=1)
+    assert data.posterior.attrs["importance_resampled"] == 0
+    assert abs(data.posterior["theta"].values.std() - 0.2) < 0.02
+
+
+def test_many_rows_are_left_out(kind, monkeypatch):
+    monkeypatch.setattr(export, "_MOST", 1000)
+    fit = qbvi.models.Linear(np.arange(20.0)[:, None], np.arange(20.0) + np.tile([1, -1], 10)).fit(seed=1)
+    data = fit.to_arviz(kind, draws=100, seed=1)
+    assert not hasattr(data, "log_likelihood")
+    assert hasattr(fit.to_arviz(kind, draws=50, seed=1), "log_likelihood")
+
+
+def test_wrong_coordinates():
+    with pytest.raises(TypeError, match="`coords` and `dims` must be dicts"):
+        make_fit(Normal(0, 1)).to_arviz(coords=3)
+    with pytest.raises(TypeError, match="`predictive` must be a function"):
+        make_fit(Normal(0, 1)).to_arviz(predictive=3)

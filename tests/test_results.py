@@ -119,7 +119,7 @@ class TestMoments:
         fit = make_fit(family=family)
         assert_allclose(fit.sd["beta"], np.sqrt(np.diag(COV)[:2]), rtol=1e-13)
         assert_allclose(fit.cov_matrix[:2, 2], 0, atol=1e-3)
-        assert_allclose(fit.quantiles([0.975])[0, 2], np.exp(0.3 + 0.5 * stats.norm.isf(0.025)))
+        assert_allclose(fit.quantiles([0.975])["sigma"][0], np.exp(0.3 + 0.5 * stats.norm.isf(0.025)))
 
     def test_more_dimensions_than_the_sample_can_match(self, monkeypatch):
         monkeypatch.setattr(results, "_DRAWS", 64)

@@ -13,6 +13,7 @@ from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
 from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
+from qbvi.compare import Comparison, compare
 from qbvi.conversation import Iterate
 from qbvi.distributions import (
     Bernoulli,
@@ -42,6 +43,9 @@ from qbvi.evaluate import EvaluationError, Failure, Retry, ShardedLikelihood, cl
 from qbvi.evaluations import Evaluations
 from qbvi.fit import fit
 from qbvi.free import Free
+from qbvi.loo import Loo
+from qbvi.mcmc import MCMC
+from qbvi.predict import Predictive
 from qbvi.random import Antithetic, Independent, Sobol
 from qbvi.regression import MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
@@ -63,6 +67,7 @@ from qbvi.supports import (
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 __all__ = [
+    "MCMC",
     "QBVI",
     "Antithetic",
     "Ask",
@@ -75,6 +80,7 @@ __all__ = [
     "CheckpointError",
     "CholeskyLog",
     "ClipByNorm",
+    "Comparison",
     "ControlVariate",
     "Dirichlet",
     "DomainError",
@@ -100,6 +106,7 @@ __all__ = [
     "LeaveOneOut",
     "LogNormal",
     "LogPrior",
+    "Loo",
     "MaxIterations",
     "MeanFieldRegression",
     "Momentum",
@@ -114,6 +121,7 @@ __all__ = [
     "Poisson",
     "Positive",
     "PositiveDefinite",
+    "Predictive",
     "Real",
     "Regression",
     "Residual",
@@ -133,6 +141,7 @@ __all__ = [
     "Wishart",
     "baselines",
     "clear_cache",
+    "compare",
     "fit",
     "load",
     "models",

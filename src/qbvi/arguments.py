@@ -20,10 +20,12 @@ __all__ = [
     "as_seed",
     "flag",
     "instance_of",
+    "interval_ends",
     "number",
     "one_of",
     "positive_number",
     "probability",
+    "quantile_levels",
     "shown",
     "text_of",
     "whole_number",
@@ -104,6 +106,30 @@ def probability(name: str, value: Any) -> float:
         msg = f"`{name}` must be a probability between 0 and 1, got {as_float}"
         raise ValueError(msg)
     return as_float
+
+
+def interval_ends(name: str, value: Any) -> NDArray[np.float64]:
+    """Levels of the two ends of an equal-tailed interval of this probability.
+
+    Examples
+    --------
+    >>> interval_ends("interval", 0.5)
+    array([0.25, 0.75])
+    """
+    share = probability(name, value)
+    return np.array([(1 - share) / 2, (1 + share) / 2])
+
+
+def quantile_levels(name: str, value: Any) -> NDArray[np.float64]:
+    """Levels of quantiles, each between 0 and 1: a number, or one axis of them."""
+    levels = array_of(name, value)
+    if levels.ndim > 1 or not levels.size:
+        msg = f"`{name}` must be a number or one-dimensional, got shape {levels.shape}"
+        raise ValueError(msg)
+    if not np.all((levels > 0) & (levels < 1)):
+        msg = f"`{name}` must lie between 0 and 1, got {levels}"
+        raise ValueError(msg)
+    return levels
 
 
 def flag(name: str, value: Any) -> bool:

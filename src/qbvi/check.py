@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +49,14 @@ class Source:
         As for `qbvi.fit`; the function takes and returns NumPy arrays.
     batches
         Its data, of which it gets all rows; None if it takes none.
+    terms
+        The function that returns the terms of the log-likelihood, one for each observation; None
+        if it is not known.
+    simulate
+        A function of stacked points, with an argument ``rng``, that simulates new data: an array
+        (n, ...), or a dict of them; None if it is not known.
+    observed
+        The observed data by name, in the form of the simulated ones.
     """
 
     function: Callable[..., Any]
@@ -57,6 +65,15 @@ class Source:
     executor: Any = None
     timeout: float | None = None
     batches: Any = None
+    terms: Callable[..., Any] | None = None
+    simulate: Callable[..., Any] | None = None
+    observed: Mapping[str, Any] | None = None
+    kept: dict[Any, Any] = field(default_factory=dict, repr=False)  # terms at draws, for a second use
+
+    @property
+    def batch(self) -> tuple[Any, ...]:
+        """Further arguments of a call for all data."""
+        return () if self.batches is None else (self.batches.draw(np.random.default_rng(0))[0],)
 
     @property
     def is_partial(self) -> bool:
@@ -185,12 +202,11 @@ def _stream(fit: Fit) -> np.random.Generator:
 def _bought(fit: Fit, u: Floats, source: Source) -> tuple[BlackBox, Evaluations]:
     """Evaluate the function at unconstrained points (n, d)."""
     record = Record(fit.model.dim)
-    batch = () if source.batches is None else (source.batches.draw(np.random.default_rng(0))[0],)
     calls = calls_of(source.function, source.vectorized, source.on_failure)
     with open_runner(calls, source.executor, source.timeout) as runner:
         box = BlackBox(source.function, source.vectorized, source.on_failure, runner=runner)
         box.on_returned = lambda made, values, noise_sd: record.add(u[made], values, noise_sd, "posterior")
-        box(fit.model.constrain(u), *batch)
+        box(fit.model.constrain(u), *source.batch)
     return box, record.table(fit.model)
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "missing_error",
     "missing_nats",
     "pareto_khat",
+    "smoothed",
     "smoothed_weights",
     "still_to_gain",
 ]
@@ -83,14 +84,19 @@ def smoothed_weights(h: NDArray[np.float64]) -> NDArray[np.float64]:
     >>> smoothed_weights(np.array([0.0, 0.0, -np.inf]))
     array([0.5, 0.5, 0. ])
     """
+    return smoothed(h)[0]
+
+
+def smoothed(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+    """The weights of `smoothed_weights` and the k-hat of `pareto_khat`, from one fit of a tail."""
     finite = np.isfinite(h)
     if not finite.any():
         msg = "`h` must be finite for at least one draw: the posterior is zero at all of them"
         raise ValueError(msg)
-    log_weights = _pareto(h[finite])[0]
+    log_weights, khat, _ = _pareto(h[finite])
     weights = np.zeros(h.shape)
     weights[finite] = np.exp(log_weights - log_weights.max())
-    return np.asarray(weights / weights.sum())
+    return np.asarray(weights / weights.sum()), khat
 
 
 def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[str, ...]]:

@@ -32,6 +32,7 @@ from qbvi.evaluate.black_box import Runner, calls_of
 from qbvi.evaluate.deadlines import deadline_in
 from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
+from qbvi.evaluate.terms import Summed, terms_of
 from qbvi.families import Family, GaussianFamily
 from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
@@ -53,6 +54,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     prior: Any,
     *,
     vectorized: bool | int = False,
+    pointwise: bool = False,
     method: str | Algorithm = "auto",
     family: str | Groups | Mapping[Any, str] = "auto",
     data: Any = None,
@@ -97,6 +99,10 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     vectorized
         Whether one call takes many points, stacked along a first axis, and returns one number for
         each. True passes all points of an iteration in one call. A number passes at most that many.
+    pointwise
+        Whether the function returns the terms of the log-likelihood, one for each observation, in
+        place of their sum: an array (observations,) or, if vectorized, (points, observations). The
+        fit sums them. `qbvi.Fit.loo`, `qbvi.compare` and `qbvi.Fit.to_arviz` then have the terms.
     method
         The algorithm. ``"auto"`` chooses one:
 
@@ -264,6 +270,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     True
     """
     library = find_backend(backend, device, dtype)
+    log_likelihood = _summed(log_likelihood, pointwise, vectorized, (data, batch_size), library)
     model, posterior = _arranged(
         {"checkpoint": checkpoint, "progress": progress, "callback": callback, "timeout": timeout},
         prior,
@@ -280,8 +287,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
     )
     budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
-    earlier = _earlier(evaluations, model, batches)
-    seed = resumed_seed(seed, checkpoint)
+    earlier, seed = _earlier(evaluations, model, batches), resumed_seed(seed, checkpoint)
     given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
     prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
     if is_auto and earlier is None and not _is_partial(batches):
@@ -379,7 +385,15 @@ class _Place(NamedTuple):
         """The function as a loop on the host calls it, for later checks."""
         is_there = not self.loop.is_host
         function = FromHost(self.function, self.vectorized, backend) if is_there else self.function
-        return Source(function, self.vectorized or is_there, on_failure, executor, timeout, self.batches)
+        return Source(
+            function,
+            self.vectorized or is_there,
+            on_failure,
+            executor,
+            timeout,
+            self.batches,
+            terms_of(function),
+        )
 
 
 def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorithm]) -> _Place:
@@ -399,6 +413,27 @@ def _placed(place: _Place, backend: Backend, parts: tuple[Model, Family, Algorit
     function = FromHost(place.function, place.vectorized, backend)
     words = f"{backend} for the function, the loop on the host: {reason}"
     return place._replace(function=function, vectorized=place.vectorized or True, words=words)
+
+
+def _summed(
+    function: Callable[..., Any], pointwise: Any, vectorized: Any, data: tuple[Any, Any], backend: Backend
+) -> Callable[..., Any]:
+    """The function, or the sum of the terms that it returns."""
+    if not flag("pointwise", pointwise):
+        return function
+    a_function("log_likelihood", function)
+    is_sharded = isinstance(function, ShardedLikelihood)
+    if is_sharded or is_loader(data[0]) or data[1] is not None:
+        what = "a qbvi.ShardedLikelihood" if is_sharded else "mini-batches"
+        msg = f"`pointwise` must be left out with {what}, of which each call has other terms; return their sum"
+        raise ValueError(msg)
+    if not backend.is_host:
+        msg = (
+            f"`pointwise` must be left out with backend={backend.name!r}, where terms are summed on the device; "
+            "return their sum, and pass the function of the terms to fit.loo"
+        )
+        raise ValueError(msg)
+    return Summed(function, bool(vectorized))
 
 
 def _batches(log_likelihood: Callable[..., Any], data: Any, batch_size: int | None, checkpoint: Any) -> Any:

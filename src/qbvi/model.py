@@ -51,6 +51,8 @@ class Parameter:
         """One label per constrained scalar, such as ``A[0,1]``."""
         if not self.shape:
             return [self.name]
+        if names := self.distribution.entry_names:
+            return list(names) if self.name == _UNNAMED else [f"{self.name}[{name}]" for name in names]
         return [f"{self.name}[{','.join(map(str, index))}]" for index in product(*map(range, self.shape))]
 
     def constrain(self, u: Array) -> Array:

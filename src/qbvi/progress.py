@@ -15,11 +15,12 @@ import numpy as np
 
 from qbvi.stopping import History
 
-__all__ = ["Progress", "evaluations_to_go"]
+__all__ = ["Count", "Progress", "evaluations_to_go"]
 
 # The trend of the predicted gap: from at most so many iterations, and at least so many ...
 _MOST_POINTS, _FEWEST_POINTS = 10, 4
 _CLEAR = 3.0  # ... if its slope is so many standard errors below zero ...
+_EVERY = 0.1  # seconds between two lines
 _REACH = 3.0  # ... and no further ahead than so many times the evaluations so far
 
 
@@ -85,14 +86,19 @@ class Progress:
 
     def update(self, history: History) -> None:
         """Rewrite the line, unless it is recent."""
-        if self.shown and time.monotonic() - self._last > 0.1:
-            self._write(self.line(history))
-            self._last = time.monotonic()
+        if self.shown and time.monotonic() - self._last > _EVERY:
+            self.show(self.line(history))
 
     def close(self, history: History, ending: str) -> None:
         """Write the last line."""
         if self.shown:
-            self._write(f"{self.line(history)} | {ending}", end="\n")
+            self.show(f"{self.line(history)} | {ending}", end="\n")
+
+    def show(self, line: str, end: str = "") -> None:
+        """Write a line over the last one, unless that is recent; one with an ``end`` always."""
+        if self.shown and (end or time.monotonic() - self._last > _EVERY):
+            self._write(line, end)
+            self._last = time.monotonic()
 
     def line(self, history: History) -> str:
         """Describe the progress of the fit."""
@@ -125,6 +131,49 @@ class Progress:
             self.stream.write("\r" + line.ljust(self._width) + end)
             self.stream.flush()
         self._width = len(line)
+
+
+@dataclass
+class Count:
+    """How many of a known number of calls are done, rewritten at most ten times a second.
+
+    Parameters
+    ----------
+    what
+        What the calls are for.
+    total
+        Their number.
+    shown, stream
+        As for `Progress`.
+
+    Examples
+    --------
+    >>> Count("predict", 1000, shown=False).line(250, seconds=2.0)
+    'qbvi: predict | 250 of 1,000 | about 6 s left'
+    """
+
+    what: str
+    total: int
+    shown: bool | None = None
+    stream: TextIO | None = field(default_factory=lambda: sys.stderr)
+
+    def __post_init__(self) -> None:
+        self._start, self._done = time.monotonic(), 0
+        self._line = Progress(self.shown, stream=self.stream)
+
+    def update(self, done: int) -> None:
+        """Rewrite the line, unless it is recent."""
+        self._done = done
+        self._line.show(self.line(done, time.monotonic() - self._start))
+
+    def close(self) -> None:
+        """Write the last line."""
+        self._line.show(self.line(self._done, time.monotonic() - self._start), end="\n")
+
+    def line(self, done: int, seconds: float) -> str:
+        """Describe how far the calls are."""
+        left = f" | about {_clock(seconds / done * (self.total - done))} left" if 0 < done < self.total else ""
+        return f"qbvi: {self.what} | {done:,} of {self.total:,}{left}"
 
 
 def _rounded(number: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import array_of, as_generator, flag, probability, whole_number
+from qbvi.arguments import array_of, as_generator, flag, interval_ends, probability, quantile_levels, whole_number
 from qbvi.arrays import to_numpy
 from qbvi.diagnostics import smoothed_weights
 from qbvi.distributions import DISTRIBUTIONS, Distribution
@@ -26,6 +26,7 @@ from qbvi.families import (
     GaussianProduct,
     Mixture,
     NegativeBinomial,
+    Sample,
 )
 from qbvi.families.base import Density
 from qbvi.free.cells import Cells
@@ -33,7 +34,7 @@ from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.paths import Start, Starts
-from qbvi.points import mapped
+from qbvi.points import is_named, items, mapped, row
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Periodic, Real
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
+    from qbvi.loo import Loo
+    from qbvi.mcmc import MCMC
+    from qbvi.predict import Predictive
 
 __all__ = [
     "Block",
@@ -304,25 +308,32 @@ class Fit:
         """
         return self.model.constrain(self.draw_unconstrained(n, seed))
 
-    def log_prob(self, theta: Structure, batched: bool = False) -> Any:
+    def log_prob(self, theta: Structure, batched: bool | None = None) -> Any:
         """Log density of the posterior at constrained values.
 
         Parameters
         ----------
         theta : dict of arrays or array
-            One point or, with ``batched``, many along the first axis.
-        batched : bool
-            Whether ``theta`` has such an axis.
+            One point, or many along a first axis, such as those of `sample`.
+        batched : bool, optional
+            Whether ``theta`` has such an axis. By default its shape tells.
 
         Returns
         -------
         float or array (n,)
             Minus infinity outside the support.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda x: -0.5 * float(x @ x), qbvi.Normal(0, 1, shape=2), seed=1)
+        >>> fit.log_prob(fit.sample(5, seed=1)).shape
+        (5,)
         """
-        is_one = not flag("batched", batched)
-        values = mapped(lambda value: array_of("theta", value)[None], theta) if is_one else theta
+        is_batch = self._is_batch(theta) if batched is None else flag("batched", batched)
+        values = theta if is_batch else mapped(lambda value: array_of("theta", value)[None], theta)
         log_q = self._log_prob(values)
-        return log_q if batched else float(log_q[0])
+        return log_q if is_batch else float(log_q[0])
 
     def summary(self, interval: float = 0.95) -> Summary:
         """Tabulate mean, standard deviation and an equal-tailed credible interval of every entry.
@@ -333,26 +344,58 @@ class Fit:
             Posterior probability of the interval.
         """
         interval = probability("interval", interval)
-        lower, upper = self.quantiles(np.array([(1 - interval) / 2, (1 + interval) / 2]))
+        lower, upper = self._quantile_table(interval_ends("interval", interval))
         columns = zip(self.labels, *self._mean_and_sd, lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
         return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
 
-    def quantiles(self, levels: Any) -> Floats:
-        """Posterior quantiles of every entry, in the order of `labels`.
+    def quantiles(self, levels: Any) -> Structure:
+        """Posterior quantiles of every parameter.
 
-        One level gives (p,), an array of m levels (m, p).
+        Parameters
+        ----------
+        levels : float or sequence of float
+            Levels between 0 and 1.
+
+        Returns
+        -------
+        dict of arrays or array
+            In the structure of the prior, as `mean`: one level gives the shape of each parameter,
+            m levels have a first axis of m.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> prior = {"beta": qbvi.Normal(0, 1, shape=2)}
+        >>> fit = qbvi.fit(lambda p: -float(p["beta"] @ p["beta"]), prior, seed=1)
+        >>> fit.quantiles(0.5)["beta"].shape, fit.quantiles([0.05, 0.95])["beta"].shape
+        ((2,), (2, 2))
         """
-        levels = array_of("levels", levels)
-        if levels.ndim > 1:
-            msg = f"`levels` must be a number or one-dimensional, got shape {levels.shape}"
-            raise ValueError(msg)
-        if not np.all((levels > 0) & (levels < 1)):
-            msg = f"`levels` must lie between 0 and 1, got {levels}"
-            raise ValueError(msg)
-        flat = np.atleast_1d(levels)
-        table = np.stack([self._quantile(i, flat) for i in range(len(self.labels))], axis=1)
-        return table if levels.ndim else table[0]
+        levels = quantile_levels("levels", levels)
+        values = self.model.unflatten(self._quantile_table(np.atleast_1d(levels)))
+        return values if levels.ndim else mapped(lambda value: value[0], values)
+
+    def interval(self, probability: float = 0.95) -> Structure:
+        """Equal-tailed credible interval of every parameter.
+
+        Parameters
+        ----------
+        probability : float
+            Posterior probability of the interval.
+
+        Returns
+        -------
+        dict of arrays or array
+            In the structure of the prior, with the lower and upper ends along a first axis of two.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda m: -0.5 * (m - 1.0) ** 2, qbvi.Normal(0, 1), seed=1)
+        >>> fit.interval(0.95).round(1)
+        array([-0.9,  1.9])
+        """
+        return self.quantiles(interval_ends("probability", probability))
 
     def check(
         self,
@@ -466,11 +509,123 @@ class Fit:
         draws = self.model.constrain(to_numpy(self.family.fixed_draws(self.q, _DRAWS)))
         return WeightedDraws(draws, np.full(_DRAWS, 1 / _DRAWS), is_weighted=False).expect(f, vectorized)
 
-    def to_arviz(self, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
-        """Export draws, log densities and diagnostics to ArviZ; see `qbvi.export.to_arviz`."""
+    def predict(  # noqa: PLR0913 - as `qbvi.predict.predict`
+        self,
+        function: Callable[..., Any],
+        *,
+        data: Any = None,
+        n: int | None = None,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        vectorized: bool | int = False,
+        executor: Any = None,
+        progress: bool | None = None,
+        seed: int | np.random.Generator | None = None,
+    ) -> Predictive:
+        """Push draws through any function of a point; see `qbvi.predict.predict`."""
+        from qbvi.predict import predict
+
+        return predict(
+            self,
+            function,
+            data=data,
+            n=n,
+            quantiles=quantiles,
+            vectorized=vectorized,
+            executor=executor,
+            progress=progress,
+            seed=seed,
+        )
+
+    def loo(
+        self,
+        n: int = 1000,
+        log_likelihood: Callable[..., Any] | None = None,
+        *,
+        data: Any = None,
+        vectorized: bool | int = False,
+        executor: Any = None,
+        seed: int | None = None,
+    ) -> Loo:
+        """Leave-one-out cross-validation without refitting; see `qbvi.loo.loo`."""
+        from qbvi.loo import loo
+
+        return loo(self, n, log_likelihood, data=data, vectorized=vectorized, executor=executor, seed=seed)
+
+    def mcmc(  # noqa: PLR0913 - as `qbvi.mcmc.mcmc`
+        self,
+        n: int = 10_000,
+        log_likelihood: Callable[..., Any] | None = None,
+        *,
+        n_walkers: int | None = None,
+        warmup: int | None = None,
+        vectorized: bool | int = False,
+        on_failure: OnFailure = "raise",
+        executor: Any = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: bool | None = None,
+        seed: int | np.random.Generator | None = None,
+    ) -> MCMC:
+        """Draw from the posterior itself, by chains that start here; see `qbvi.mcmc.mcmc`."""
+        from qbvi.mcmc import mcmc
+
+        return mcmc(
+            self,
+            n,
+            log_likelihood,
+            n_walkers=n_walkers,
+            warmup=warmup,
+            vectorized=vectorized,
+            on_failure=on_failure,
+            executor=executor,
+            checkpoint=checkpoint,
+            progress=progress,
+            seed=seed,
+        )
+
+    def walkers(self, n: int, seed: int | np.random.Generator | None = None) -> Floats:
+        """Starting points for a sampler of your own: draws as an array (n, p).
+
+        Columns are in the order of `labels`, on the constrained scale.
+        """
+        return to_numpy(self.model.flatten(self.sample(n, seed)))
+
+    def to_pymc_start(self, chains: int = 4, seed: int | np.random.Generator | None = None) -> list[dict[str, Any]]:
+        """Starting points for PyMC: ``pm.sample(chains=4, initvals=fit.to_pymc_start())``.
+
+        Parameters
+        ----------
+        chains : int
+            Number of chains, each with a draw of its own.
+        seed : int, numpy.random.Generator or None
+            Source of the draws.
+
+        Returns
+        -------
+        list of dict
+            Constrained values by name, which PyMC transforms. An unnamed parameter has the name
+            ``theta``.
+
+        Examples
+        --------
+        >>> import qbvi
+        >>> fit = qbvi.fit(lambda p: -float(p["mu"] ** 2), {"mu": qbvi.Normal(0, 1)}, seed=1)
+        >>> [sorted(start) for start in fit.to_pymc_start(2)]
+        [['mu'], ['mu']]
+        """
+        draws = self.sample(whole_number("chains", chains), seed)
+        return [dict(items(row(draws, i), unnamed="theta")) for i in range(chains)]
+
+    def to_arviz(
+        self,
+        kind: str = "auto",
+        draws: int = 1000,
+        seed: int | np.random.Generator | None = None,
+        **options: Any,
+    ) -> Any:
+        """Export draws, log-likelihoods and predictions to ArviZ; see `qbvi.export.to_arviz`."""
         from qbvi.export import to_arviz
 
-        return to_arviz(self, kind=kind, draws=draws, seed=seed)
+        return to_arviz(self, kind=kind, draws=draws, seed=seed, **options)
 
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
         """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""
@@ -501,6 +656,12 @@ class Fit:
         from qbvi.plots import plot_pairs
 
         return plot_pairs(self, names=names, points=points, reference=reference, max_parameters=max_parameters)
+
+    def plot_predictive(self, x: Any, function: Any, data: tuple[Any, Any] | None = None, **options: Any) -> Any:
+        """Plot a curve with its intervals, and the data; see `qbvi.plots.plot_predictive`."""
+        from qbvi.plots import plot_predictive
+
+        return plot_predictive(self, x, function, data, **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file, for `qbvi.load`; see `qbvi.storage.save`."""
@@ -581,7 +742,15 @@ class Fit:
         """Draw from q on the unconstrained scale: (n, d)."""
         return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
 
-    def _quantile(self, i: int, levels: Floats) -> Floats:
+    def entry_moments(self) -> tuple[Floats, Floats]:
+        """Means and standard deviations of all entries, in the order of `labels`: (p,), (p,)."""
+        return self._mean_and_sd
+
+    def _quantile_table(self, levels: Floats) -> Floats:
+        """Quantiles of all entries at m levels: (m, p)."""
+        return np.stack([self.entry_quantiles(i, levels) for i in range(len(self.labels))], axis=1)
+
+    def entry_quantiles(self, i: int, levels: Floats) -> Floats:
         """Quantiles of one entry: (m,)."""
         if i in self.marginals:
             return self.marginals[i].quantile(levels)
@@ -626,6 +795,12 @@ class Fit:
     def _structured(self, flat: Floats) -> Structure:
         """Arrange entries (p,) in the structure of the prior."""
         return mapped(lambda value: value[0], self.model.unflatten(flat[None].copy()))
+
+    def _is_batch(self, theta: Structure) -> bool:
+        """Whether values have an axis before those of their parameter."""
+        given = theta if is_named(theta) else {self.blocks[0].name: theta}
+        block = next((block for block in self.blocks if block.name in given), None)
+        return block is not None and array_of("theta", given[block.name]).ndim > len(block.shape)
 
     def _log_prob(self, values: Structure) -> Floats:
         try:
@@ -682,6 +857,8 @@ def _as_distribution(factor: Density, q: Floats, shape: tuple[int, ...]) -> Dist
 def _describe(family: Density) -> str:
     if isinstance(family, FreeDensity):
         return f"{family.dim} dimensions, of free shape"
+    if isinstance(family, Sample):
+        return f"{family.dim} dimensions, by draws of Markov chains"
     if isinstance(family, Mixture):
         return f"{family.dim} dimensions, a mixture of {len(family.components)} modes"
     if isinstance(family, Gaussian):

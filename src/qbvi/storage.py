@@ -17,7 +17,7 @@ from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import STAGES, Evaluations
-from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, product
+from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, Sample, product
 from qbvi.families.base import Density
 from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity
@@ -31,7 +31,7 @@ from qbvi.supports import UserDefinedError, WholeNumbers, support_from_spec
 
 __all__ = ["load", "read_facts", "save"]
 
-_KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, **LAWS}
+_KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, "Sample": Sample, **LAWS}
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
@@ -53,6 +53,8 @@ _SIZES = (
     "n_points",
     "n_components",
     "n_centres",
+    "n_chains",
+    "n_steps",
 )  # of families; none is more than the numbers of a member
 _FIRST_NUMBERS = 4  # of them in files of older versions
 _FAILURE_WORDS = ("kind", "message", "traceback", "worker", "types")
@@ -258,7 +260,17 @@ def _rebuilt(header: Mapping[str, Any], arrays: Arrays, prior: Any) -> Fit:
     failures, evaluations = _failures(header["failures"], arrays, model), _evaluations(arrays, model)
     starts = _starts(arrays)
     report = Report(**words, **numbers, trace=trace, failures=failures, evaluations=evaluations, starts=starts)
-    return Fit(model, _family_from_spec(header["family"]), arrays["q"], report)
+    family = _family_from_spec(header["family"])
+    return _kind_of(family)(model, family, arrays["q"], report)
+
+
+def _kind_of(family: Density) -> type[Fit]:
+    """What holds a posterior of this family."""
+    if not isinstance(family, Sample):
+        return Fit
+    from qbvi.mcmc import MCMC
+
+    return MCMC
 
 
 def _check_sizes(header: Mapping[str, Any], arrays: Arrays) -> None:

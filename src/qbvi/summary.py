@@ -87,12 +87,11 @@ class Summary:
         return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in ("", *self._columns()))
+        titles, *lines = self.cells()
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in titles)
         body = "".join(
-            f"<tr><th>{html.escape(row.parameter)}</th>"
-            + "".join(f"<td>{cell}</td>" for cell in cells_of(row))
-            + "</tr>"
-            for row in self.rows
+            f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+            for name, *cells in lines
         )
         above = "<br>".join(html.escape(line) for line in self.header)
         below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)

@@ -190,7 +190,7 @@ def test_one_dimension():
     assert_allclose(fit.sd, np.sqrt(w @ (t - w @ t) ** 2), rtol=0.1)
     cdf = np.cumsum(w)
     for level in (0.025, 0.5, 0.975):
-        assert abs(np.interp(fit.quantiles(np.array([level]))[0, 0], t, cdf) - level) < 0.02
+        assert abs(np.interp(fit.quantiles(level), t, cdf) - level) < 0.02
 
 
 def test_student_t():
@@ -489,9 +489,9 @@ def test_summary_and_quantiles(constrained):
     draws = constrained.sample(3000, seed=1)
     levels = np.array([0.1, 0.5, 0.9])
     got = constrained.quantiles(levels)
-    for column, name in enumerate(constrained.labels):
+    for name in constrained.labels:
         # Five standard errors of a share among 3,000 draws, twice: the quantiles are from draws too.
-        shares = [np.mean(draws[name] < x) for x in got[:, column]]
+        shares = [np.mean(draws[name] < x) for x in got[name]]
         assert_allclose(shares, levels, atol=0.07)
     for row in constrained.summary():
         assert row.lower < row.mean < row.upper

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, ndtri
+from scipy.stats.qmc import Sobol
 
 Array = NDArray[np.float64]
 
@@ -55,6 +56,25 @@ class LogisticRegression:
     def d(self) -> int:
         """The number of coefficients."""
         return int(self.X.shape[1])
+
+    def leave_one_out(self, n: int = 2**13, seed: int = 0) -> Array:
+        """log p(y_i | y_-i) of every row, by integrals over scrambled Sobol points around the mode.
+
+        With W the ratio of the posterior to a Gaussian 1.1 times as wide as its curvature says, and p_i the
+        probability of row i, it is log E W - log E (W / p_i).
+        """
+        sign = 1 - 2 * self.y
+        mode = np.zeros(self.d)
+        for _ in range(50):  # Newton's method; the log joint is concave
+            p = expit(self.X @ mode)
+            curvature = (self.X.T * (p * (1 - p))) @ self.X + np.eye(self.d) / self.prior_variance
+            mode = mode + np.linalg.solve(curvature, self.X.T @ (self.y - p) - mode / self.prior_variance)
+        z = 1.1 * ndtri(Sobol(self.d, rng=seed).random(n))
+        theta = mode + z @ np.linalg.inv(np.linalg.cholesky(curvature))
+        terms = -np.logaddexp(0, sign * (theta @ self.X.T))
+        h = terms.sum(axis=1) - 0.5 * np.sum(theta**2, axis=1) / self.prior_variance + 0.5 * np.sum(z**2, axis=1) / 1.21
+        ratio = np.exp(h - h.max())
+        return np.log(ratio.sum()) - np.log(ratio @ np.exp(-terms))
 
     def log_likelihood(self, theta: Array) -> Array:
         """Log-likelihood at one vector, (d,) -> (), or at many, (S, d) -> (S,)."""

@@ -318,10 +318,99 @@ def test_garch_predicts_each_variance_from_the_returns_before_it():
     model = GARCH(RETURNS[:70])
     theta = np.array([1e-5, 0.1, 0.8])
     variances = garch_variances(theta, RETURNS, np.mean(RETURNS[:70] ** 2))
-    np.testing.assert_allclose(model.predict(theta).mean, variances[:70])
-    np.testing.assert_allclose(model.predict(theta, RETURNS[70:]).mean, variances[70:-1])
-    np.testing.assert_allclose(model.forecast(theta).mean, variances[70:71])
+    np.testing.assert_allclose(model.predict(theta).variance, variances[:70])
+    np.testing.assert_allclose(model.predict(theta, RETURNS[70:]).variance, variances[70:-1])
+    ahead = model.forecast(theta)
+    np.testing.assert_allclose(ahead.variance, variances[70:71])
+    np.testing.assert_allclose(ahead.sd, np.sqrt(variances[70:71]))
+    np.testing.assert_array_equal(ahead.mean, [0.0])
     np.testing.assert_allclose(model.variances(theta), variances[:71])
+
+
+SPLIT = {
+    "logistic": lambda rows: (Logistic(X[rows], BINARY[rows]), BINARY[rows]),
+    "multinomial": lambda rows: (MultinomialLogistic(X[rows], CLASSES[rows]), CLASSES[rows]),
+    "poisson": lambda rows: (Poisson(X[rows], COUNTS[rows]), COUNTS[rows]),
+    "linear": lambda rows: (Linear(X[rows], TARGET[rows]), TARGET[rows]),
+    "network": lambda rows: (Network(X[rows], CLASSES[rows], hidden=(2,)), CLASSES[rows]),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_scores_of_new_rows(name):
+    """Log scores are logs of averaged likelihoods; the other measures are those of the predictions."""
+    model, _ = SPLIT[name](slice(40))
+    other, y = SPLIT[name](slice(40, 60))
+    flat = points(model, 300)
+    scores = model.score(flat, X[40:], y, seed=2)
+    prediction = model.predict(flat, X[40:], seed=2)
+    assert len(scores) == 20
+    if name != "network":  # which standardises by its own rows
+        terms = other.log_likelihood_terms(flat)
+        np.testing.assert_allclose(scores.log_scores, np.log(np.exp(terms).mean(axis=0)), rtol=1e-9)
+    if prediction.mean.ndim == 2:
+        happened = np.asarray(y)[:, None] == np.array(model.classes)
+        np.testing.assert_allclose(scores["brier"], np.sum((prediction.mean - happened) ** 2, axis=1).mean())
+        np.testing.assert_allclose(scores["accuracy"], np.mean(happened[np.arange(20), prediction.mean.argmax(axis=1)]))
+    elif name == "logistic":
+        np.testing.assert_allclose(scores["brier"], np.mean((prediction.mean - y) ** 2))
+        np.testing.assert_allclose(scores["accuracy"], np.mean((prediction.mean > 0.5) == y))
+    else:
+        apart = np.abs(prediction.outcomes[:, None] - prediction.outcomes[None]).mean(axis=(0, 1))
+        crps = np.abs(prediction.outcomes - y).mean(axis=0) - apart / 2
+        np.testing.assert_allclose(scores["crps"], crps.mean())
+        np.testing.assert_allclose(scores["rmse"], np.sqrt(np.mean((prediction.mean - y) ** 2)))
+        assert 0 <= scores["inside 0.9 interval"] <= 1
+    assert "log score" in repr(scores)
+    with pytest.raises(KeyError, match="there is no score 'f1'"):
+        scores["f1"]
+
+
+def test_scores_of_the_data_and_of_days_that_follow():
+    model = Binomial(X, np.minimum(COUNTS, 5), trials=5)
+    flat = points(model, 200)
+    terms = model.log_likelihood_terms(flat)
+    np.testing.assert_allclose(model.score(flat).log_scores, np.log(np.exp(terms).mean(axis=0)))
+    assert model.score(flat)["rmse"] < 5
+    flat = np.array([[1e-5, 0.1, 0.8], [2e-5, 0.2, 0.7]])
+    garch, whole = GARCH(RETURNS[:70]), GARCH(RETURNS, first_variance=float(np.mean(RETURNS[:70] ** 2)))
+    expected = np.log(np.exp(whole.log_likelihood_terms(flat)[:, 70:]).mean(axis=0))
+    np.testing.assert_allclose(garch.score(flat, RETURNS[70:]).log_scores, expected)
+    har = HAR(VOLATILITY[:60])
+    flat = np.array([[0.1, 0.5, 0.3, 0.1, 0.04]])
+    np.testing.assert_allclose(
+        har.score(flat, VOLATILITY[60:]).log_scores,
+        HAR(VOLATILITY).log_likelihood_terms(flat)[0, -len(VOLATILITY[60:]) :],
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: MODELS["logistic"].score(np.zeros(3), X), "`X_new` and `y_new` must be given together"),
+        (lambda: MODELS["logistic"].score(np.zeros(3), X, np.full(60, 2.0)), "`y` must hold zeros and ones only"),
+        (lambda: MODELS["multinomial"].score(np.zeros(6), X, ["z"] * 60), "must hold the classes of the model"),
+        (lambda: MODELS["logistic"].score(np.zeros(3), X, BINARY, trials=2), "takes no trials"),
+        (lambda: GARCH(RETURNS).score([1e-5, 0.1, 0.8], RETURNS, RETURNS), "`y_new` must be left out for a series"),
+    ],
+)
+def test_scores_of_the_wrong_rows(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+def test_garch_parameters_have_their_names(tmp_path):
+    model = GARCH(RETURNS)
+    fit = model.fit(family="full", seed=1)
+    assert fit.labels == ("omega", "alpha", "beta")
+    assert [row.parameter for row in fit.summary()] == ["omega", "alpha", "beta"]
+    assert fit.plot_marginals(names="alpha").axes[0].get_title() == "alpha"
+    fit.save(tmp_path / "fit.qbvi")
+    assert qbvi.load(tmp_path / "fit.qbvi", model.prior).labels == fit.labels
+    named = qbvi.fit(lambda p: model.log_likelihood(p["g"]), {"g": model.prior}, family="full", seed=1, max_evals=200)
+    assert named.labels == ("g[omega]", "g[alpha]", "g[beta]")
+    exported = pytest.importorskip("arviz") and fit.to_arviz(draws=30)
+    assert list(exported.posterior["theta"].theta_entry.values) == ["omega", "alpha", "beta"]
 
 
 def test_predictions_take_fits_chains_and_estimates():
@@ -492,7 +581,10 @@ BAD[3, 1] = np.nan
         (lambda: MODELS["logistic"].log_likelihood(np.zeros((2, 7))), "`params` must have 3 numbers for each point"),
         (lambda: MODELS["logistic"].log_likelihood({"intercept": 0.0, "x1": 0.0}), "`params` must have the names"),
         (lambda: MODELS["logistic"].predict(np.zeros(3), np.zeros((2, 5))), "`X_new` must have the 2 columns of `X`"),
-        (lambda: MODELS["logistic"].predict(np.zeros(3)).interval(90), "`probability` must lie between 0 and 1"),
+        (
+            lambda: MODELS["logistic"].predict(np.zeros(3)).interval(90),
+            "`probability` must be a probability between 0 and 1",
+        ),
     ],
 )
 def test_mistakes_are_named(make, message):

@@ -59,6 +59,11 @@ class Distribution(ABC):
         return self.support.unconstrained_size(self.shape)
 
     @property
+    def entry_names(self) -> tuple[str, ...]:
+        """Names of the entries of a vector; empty if they have none."""
+        return ()
+
+    @property
     def can_sample(self) -> bool:
         """Whether `sample` works. It does not for improper priors and bare log-densities."""
         return False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import shown
 from qbvi.arrays import Array, array_namespace, call_traced, is_traced, to_numpy
 from qbvi.distributions.base import Distribution, Quadratic, Spec, as_shape
 from qbvi.supports import Positive, Real, Shape, Support, UserDefinedError, like, support_from_spec
@@ -158,6 +159,8 @@ class Transformed(Distribution):
         The map to the values that the likelihood sees; often a `Bijection`.
     shape : int or tuple of int, optional
         Shape of those values. By default it follows from the map.
+    names : sequence of str, optional
+        Names of the entries of a vector, for labels: ``("omega", "alpha", "beta")``.
 
     Examples
     --------
@@ -168,7 +171,9 @@ class Transformed(Distribution):
     (3,)
     """
 
-    def __init__(self, base: Distribution, support: Support, shape: int | Shape | None = None) -> None:
+    def __init__(
+        self, base: Distribution, support: Support, shape: int | Shape | None = None, names: Sequence[str] = ()
+    ) -> None:
         if not isinstance(getattr(base, "support", None), Real):
             msg = f"`base` must be a qbvi distribution on the real line, got {base!r}"
             raise TypeError(msg)
@@ -178,6 +183,12 @@ class Transformed(Distribution):
         if self.dim != base.dim:
             msg = f"`base` must have {self.dim} entries for {support!r} of shape {self.shape}, got {base.dim}"
             raise ValueError(msg)
+        self._names = _checked_names(names, self.shape)
+
+    @property
+    def entry_names(self) -> tuple[str, ...]:
+        """Names of the entries; empty if they have none."""
+        return self._names
 
     @property
     def can_sample(self) -> bool:
@@ -213,12 +224,13 @@ class Transformed(Distribution):
     def to_spec(self) -> Spec:
         """Describe the base, the map and the shape as plain data."""
         parts = {"base": self.base.to_spec(), "support": self.support.to_spec()}
-        return {"kind": "Transformed", **parts, "shape": list(self.shape)}
+        names = {"names": list(self._names)} if self._names else {}
+        return {"kind": "Transformed", **parts, "shape": list(self.shape), **names}
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], build: Build) -> Self:
         """Undo `to_spec`."""
-        return cls(build(spec["base"]), support_from_spec(spec["support"]), tuple(spec["shape"]))
+        return cls(build(spec["base"]), support_from_spec(spec["support"]), tuple(spec["shape"]), spec.get("names", ()))
 
     def __repr__(self) -> str:
         return f"Transformed({self.base!r}, {self.support!r})"
@@ -233,6 +245,17 @@ def _placed(shape: int | Shape, support: Support | None) -> tuple[Shape, Support
     size = as_shape(shape)
     placed.unconstrained_size(size)  # refuses shapes that the support cannot have
     return size, placed
+
+
+def _checked_names(names: Any, shape: Shape) -> tuple[str, ...]:
+    is_list = isinstance(names, Sequence) and not isinstance(names, str)
+    if not is_list or not all(isinstance(name, str) and name for name in names):
+        msg = f"`names` must be a sequence of names, got {shown(names)}"
+        raise TypeError(msg)
+    if names and ((len(names),) != shape or len(set(names)) < len(names)):
+        msg = f"`names` must be different names of the entries of a vector, here of shape {shape}, got {list(names)}"
+        raise ValueError(msg)
+    return tuple(names)
 
 
 def _check_support(support: object) -> None:

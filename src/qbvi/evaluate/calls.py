@@ -16,7 +16,7 @@ from qbvi.arguments import text_of
 from qbvi.evaluate.failures import Failure, failure_of_value, full_name
 from qbvi.points import Points, copied, count, row, rows
 
-__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "working_as"]
+__all__ = ["Calls", "Outcome", "ShapeError", "blocks_of", "number_of", "outcome_of_exception", "working_as"]
 
 Floats = NDArray[np.float64]
 
@@ -77,8 +77,9 @@ class Calls:
         start = time.perf_counter()
         try:
             # A copy, because the function may overwrite its argument.
-            value, sd = map(number_of, _value_and_sd(self.function(copied(point), *batch)))
-            return _outcome(point, value, sd, time.perf_counter() - start)
+            value, sd = _value_and_sd(self.function(copied(point), *batch))
+            seconds = time.perf_counter() - start
+            return _explained(_outcome(point, number_of(value), number_of(sd), seconds), value)
         except let_through:
             raise
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is a result
@@ -102,7 +103,8 @@ class Calls:
         outcomes = [Outcome(value, sd, None) for value, sd in zip(values.tolist(), sds.tolist(), strict=True)]
         # Only failures need a copy of their point.
         for i in np.flatnonzero(~(np.isfinite(values) & np.isfinite(sds) & (sds >= 0))).tolist():
-            outcomes[i] = _outcome(row(block, i), outcomes[i].value, outcomes[i].noise_sd, seconds)
+            outcome = _outcome(row(block, i), outcomes[i].value, outcomes[i].noise_sd, seconds)
+            outcomes[i] = _explained(outcome, value, i)
         return outcomes
 
 
@@ -150,6 +152,14 @@ def _outcome(point: Any, value: float, sd: float, seconds: float) -> Outcome:
     return Outcome(value, sd if failure is None else 0.0, failure)
 
 
+def _explained(outcome: Outcome, value: Any, i: int = 0) -> Outcome:
+    """The outcome with what its value says about itself, as sums of terms do."""
+    why = getattr(value, "why", {}).get(i)
+    if outcome.failure is None or why is None:
+        return outcome
+    return outcome._replace(failure=replace(outcome.failure, message=f"{outcome.failure.message}: {why}"))
+
+
 def _value_and_sd(returned: Any) -> tuple[Any, Any]:
     """Split a pair into a value and the standard deviation of its noise, zero for a value alone."""
     if isinstance(returned, tuple) and len(returned) == 2:
@@ -175,6 +185,11 @@ def _numeric(value: Any, name: str) -> Floats:
         msg = f"`{name}` must return real numbers, got {type(value).__name__} of dtype {array.dtype}"
         raise ShapeError(msg)
     return array.astype(np.float64)
+
+
+def outcome_of_exception(error: Exception, point: Any, seconds: float) -> Outcome:
+    """The outcome of a call that raised."""
+    return Outcome(np.nan, 0.0, _from_exception(error, point, seconds))
 
 
 def _from_exception(error: Exception, point: Any, seconds: float) -> Failure:

@@ -10,6 +10,7 @@ from qbvi.families.gamma import Exponential, Gamma, InverseGamma
 from qbvi.families.gaussian import Gaussian
 from qbvi.families.mixture import Mixture
 from qbvi.families.product import GaussianProduct, Product, product
+from qbvi.families.sample import Sample
 from qbvi.families.wishart import InverseWishart, Wishart
 
 LAWS: dict[str, type[ExponentialFamily]] = {
@@ -51,6 +52,7 @@ __all__ = [
     "Part",
     "Poisson",
     "Product",
+    "Sample",
     "Wishart",
     "product",
 ]

@@ -9,6 +9,7 @@ from qbvi.models.logistic import Logistic
 from qbvi.models.multinomial import MultinomialLogistic
 from qbvi.models.network import Network
 from qbvi.models.poisson import Poisson
+from qbvi.models.scores import Scores
 
 __all__ = [
     "GARCH",
@@ -20,5 +21,6 @@ __all__ = [
     "Network",
     "Poisson",
     "Prediction",
+    "Scores",
     "StatisticalModel",
 ]

@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import shown
+from qbvi.arguments import interval_ends, shown
 from qbvi.baselines import MaximumLikelihood, maximum_likelihood
 from qbvi.fit import fit
+from qbvi.models.scores import (
+    Scores,
+    brier_score,
+    continuous_ranked_probability,
+    inside_interval,
+    log_density,
+    root_mean_square,
+)
 from qbvi.points import is_named
 from qbvi.results import Fit
 
@@ -34,18 +42,30 @@ class Prediction:
         parameters.
     outcomes : array (draws, n)
         New data, one value per draw. Its spread includes the noise of the data.
+    variances : array (draws, n) or None
+        The variance of the outcome given each draw, if that is what the model is about (GARCH).
     """
 
     mean: Floats
     expected: Floats
     outcomes: Floats
+    variances: Floats | None = None
+
+    @property
+    def variance(self) -> Floats:
+        """Predictive variance of the outcomes (n,)."""
+        if self.variances is None:
+            return np.asarray(self.outcomes.var(axis=0))
+        return np.asarray(self.variances.mean(axis=0) + self.expected.var(axis=0))
+
+    @property
+    def sd(self) -> Floats:
+        """Predictive standard deviation of the outcomes (n,)."""
+        return np.sqrt(self.variance)
 
     def interval(self, probability: float = 0.9) -> Floats:
         """Equal-tailed predictive interval of the outcomes: (2, n)."""
-        if not 0 < probability < 1:
-            msg = f"`probability` must lie between 0 and 1, got {probability}"
-            raise ValueError(msg)
-        return np.quantile(self.outcomes, [(1 - probability) / 2, (1 + probability) / 2], axis=0)
+        return np.quantile(self.outcomes, interval_ends("probability", probability), axis=0)
 
     def __repr__(self) -> str:
         return f"Prediction of {self.mean.shape[0]} rows from {len(self.outcomes)} draws: mean, expected, outcomes, interval()"
@@ -60,6 +80,7 @@ class StatisticalModel(ABC):
     """
 
     names: tuple[str, ...]  # one per number among the parameters
+    target_kind = "numbers"  # or "binary", or "classes": what scores suit the target
 
     @property
     @abstractmethod
@@ -114,11 +135,109 @@ class StatisticalModel(ABC):
         """
         chosen = self.prior if prior is None else prior
         if batch_size is None:
-            return fit(self.log_likelihood, chosen, vectorized=True, **self._options(chosen, options))
+            return self._known(fit(self.log_likelihood, chosen, vectorized=True, **self._options(chosen, options)))
         if options.get("method") == "exact":
             msg = f"`batch_size` must be left out with method='exact', which reads all rows, got {shown(batch_size)}"
             raise ValueError(msg)
         return fit(self.rows, chosen, vectorized=True, data=self.data, batch_size=batch_size, **options)
+
+    def score(
+        self,
+        posterior: Any,
+        X_new: Any = None,
+        y_new: Any = None,
+        *,
+        n_draws: int = 1000,
+        seed: int = 0,
+        interval: float = 0.9,
+        **weights: Any,
+    ) -> Scores:
+        """Score the predictions of known targets.
+
+        Parameters
+        ----------
+        posterior, X_new, n_draws, seed
+            As for `predict`.
+        y_new
+            Targets of the rows of ``X_new``. Both are left out to score the data of the model,
+            which the posterior has seen. HAR and GARCH take the days that follow as ``X_new``.
+        interval : float
+            Probability of the predictive interval.
+        weights
+            ``trials`` or ``exposure`` of the new rows.
+
+        Returns
+        -------
+        Scores
+            The log score, and further ones that suit the target.
+
+        Examples
+        --------
+        >>> import numpy as np, qbvi
+        >>> rng = np.random.default_rng(1)
+        >>> X = rng.standard_normal((200, 1))
+        >>> y = rng.random(200) < 1 / (1 + np.exp(-2 * X[:, 0]))
+        >>> model = qbvi.models.Logistic(X[:150], y[:150])
+        >>> scores = model.score(model.fit(seed=1), X[150:], y[150:])
+        >>> scores["accuracy"] > 0.7, sorted(scores.measures)
+        (True, ['accuracy', 'brier'])
+        """
+        flat = self._draws(posterior, n_draws, seed)
+        terms, y = self._new_terms(flat, X_new, y_new, weights)
+        own = self._own_weights if X_new is None else weights
+        prediction = self.predict(flat, X_new, seed=seed, **own)
+        return Scores(log_density(terms), self._measures(y, prediction, interval))
+
+    def _new_terms(self, flat: Floats, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        """Log-likelihoods of new rows at all draws (S, n), and their targets (n,)."""
+        if (X_new is None) != (y_new is None):
+            msg = f"`X_new` and `y_new` must be given together, got only {'`y_new`' if X_new is None else '`X_new`'}"
+            raise ValueError(msg)
+        data = self.data if X_new is None else self._new_data(X_new, y_new, weights)
+        return self.terms(flat, *data), data[1]
+
+    def _new_data(self, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        """New rows in the form of `data`."""
+        msg = f"`X_new` must be left out: {type(self).__name__} has no rows apart from its data"
+        raise TypeError(msg)
+
+    def _measures(self, y: Floats, prediction: Prediction, interval: float) -> dict[str, float]:
+        if self.target_kind == "numbers":
+            inside = inside_interval(y, prediction.outcomes, interval)
+            return {
+                "rmse": root_mean_square(y - prediction.mean),
+                "crps": float(np.mean(continuous_ranked_probability(y, prediction.outcomes))),
+                f"inside {interval:.4g} interval": float(inside.mean()),
+            }
+        is_binary = self.target_kind == "binary"
+        said = prediction.mean > 0.5 if is_binary else prediction.mean.argmax(axis=1)
+        return {"brier": brier_score(y, prediction.mean), "accuracy": float(np.mean(said == y))}
+
+    def simulated(self, params: Any, rng: np.random.Generator) -> Floats:
+        """New data in the form of the observed ones, one set for each of S points: (S, rows)."""
+        return self.predict(params, seed=int(rng.integers(2**32)), **self._own_weights).outcomes
+
+    @property
+    def observed(self) -> Floats:
+        """The data that the model explains (rows,); labels as their indices."""
+        return self.data[min(1, len(self.data) - 1)]
+
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        """Arguments of `predict` that belong to the rows of the data."""
+        return {}
+
+    def _known(self, found: Fit) -> Fit:
+        """A fit of all data that knows terms and new data, for leave-one-out and for ArviZ."""
+        if found._source is None:
+            return found
+        source = replace(
+            found._source,
+            terms=self.log_likelihood_terms,
+            simulate=self.simulated,
+            observed={"y": self.observed},
+        )
+        return replace(found, _source=source)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
         """The maximum of the likelihood, with its asymptotic covariance."""

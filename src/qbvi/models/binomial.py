@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,10 +50,18 @@ class Binomial(LinearPredictor):
     def __init__(self, X: Any, y: Any, trials: Any, intercept: bool = True, weights: Any = None) -> None:
         super().__init__(X, intercept, weights)
         n = len(self.design)
-        self.y = as_target(y, n)
+        as_target(y, n)  # before the trials, so that a mistake in both is reported here
         self.trials = _trials(trials, n)
-        refuse("y", "hold whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
-        refuse("y", "not exceed `trials`", self.y, self.y > self.trials)
+        self.y = self._target_of(y, n, self.trials)
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        target = as_target(y, n)
+        refuse("y", "hold whole numbers from 0", target, (target < 0) | (target % 1 != 0))
+        refuse("y", "not exceed `trials`", target, target > further[0])
+        return target
+
+    def _new_weights(self, n: int, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        return (_trials(weights.get("trials", 1), n),)
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -87,6 +96,10 @@ class Binomial(LinearPredictor):
         of, probability = _trials(trials, len(design)), scipy.special.expit(self._predictors(flat, design))
         outcomes = self._noise(seed).binomial(of.astype(np.int64), probability).astype(float)
         return Prediction(of * probability.mean(axis=0), of * probability, outcomes)
+
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        return {"trials": self.trials}
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Probabilities, and the outcome of one trial per row."""

@@ -16,7 +16,7 @@ from qbvi.exact import Columns as ExactColumns
 from qbvi.exact import Exact, ExactBound
 from qbvi.model import Model
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import Columns, as_columns, as_weights, matching_columns
+from qbvi.models.inputs import Columns, as_columns, as_target, as_weights, matching_columns
 from qbvi.points import is_named
 
 __all__ = ["DesignModel"]
@@ -126,6 +126,24 @@ class DesignModel(StatisticalModel):
     def design_of(self, X_new: Any = None) -> Floats:
         """Design matrix of new rows, with covariates as in `predict`; by default of the data."""
         return self.design if X_new is None else _with_intercept(matching_columns(X_new, self.columns), self.intercept)
+
+    def _new_data(self, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        design = self.design_of(X_new)
+        further = self._new_weights(len(design), weights)
+        # A new row counts once, whatever the weights of the data are.
+        once = () if self.weights is None else (np.ones(len(design)),)
+        return design, self._target_of(y_new, len(design), *further), *further, *once
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        """The checked target of n rows."""
+        return as_target(y, n)
+
+    def _new_weights(self, n: int, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        """The checked trials or exposures of n new rows, if the model has such a thing."""
+        if weights:
+            msg = f"{type(self).__name__} takes no {', '.join(weights)}"
+            raise TypeError(msg)
+        return ()
 
     def _options(self, prior: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         """With the method "exact", by name or by default if it can fit this posterior."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from qbvi.arguments import number, positive_number
 from qbvi.distributions import Normal, Transformed
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import as_series
+from qbvi.models.inputs import as_series, refuse_targets_of_series
 from qbvi.results import Fit
 from qbvi.supports import Bijection
 
@@ -34,8 +35,8 @@ class GARCH(StatisticalModel):
         \omega = f(\psi_\omega), \quad \alpha = f(\psi_\alpha) (1 - f(\psi_\beta)), \quad
         \beta = f(\psi_\alpha) f(\psi_\beta)
 
-    so :math:`\alpha + \beta < 1` always. ``fit.mean`` refers to (omega, alpha, beta),
-    ``fit.unconstrained`` to the three psi.
+    so :math:`\alpha + \beta < 1` always. ``fit.mean`` is the array (omega, alpha, beta), and tables
+    and plots have these names. ``fit.unconstrained`` refers to the three psi.
 
     Parameters
     ----------
@@ -76,11 +77,11 @@ class GARCH(StatisticalModel):
         alpha + beta and beta / (alpha + beta).
         """
         omega = float(scipy.special.logit(min(0.1 * float(np.mean(self.returns**2)), 0.5)))
-        return Transformed(Normal(np.array([omega, 2.0, 2.0]), np.array([2.0, 1.5, 1.5])), _STATIONARY)
+        return _named(Normal(np.array([omega, 2.0, 2.0]), np.array([2.0, 1.5, 1.5])))
 
     def normal_prior(self, scale: float) -> Transformed:
         """Independent normals around zero for the three psi; the paper's scale is ``5**0.5``."""
-        return Transformed(Normal(0.0, scale, shape=3), _STATIONARY)
+        return _named(Normal(0.0, scale, shape=3))
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -113,7 +114,7 @@ class GARCH(StatisticalModel):
         return super().fit(prior, **options)
 
     def predict(self, posterior: Any, X_new: Any = None, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict variances one step ahead, for the returns of the data or for later ones.
+        """Predict returns one step ahead, those of the data or later ones.
 
         Parameters
         ----------
@@ -125,7 +126,8 @@ class GARCH(StatisticalModel):
         Returns
         -------
         Prediction
-            ``mean`` and ``expected`` are variances; ``outcomes`` are returns.
+            ``variance`` and ``sd`` of each return, ``variances`` at each draw, and ``outcomes``,
+            new returns. The mean of a return is zero.
         """
         flat = self._draws(posterior, n_draws, seed)
         if X_new is None:
@@ -134,8 +136,19 @@ class GARCH(StatisticalModel):
         return _prediction(self._variances(flat, both)[:, len(self.returns) : -1], seed)
 
     def forecast(self, posterior: Any, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
-        """Predict the variance of the return after the last."""
+        """Predict the return after the last: its ``variance``, ``sd`` and ``interval()``.
+
+        Its mean is zero.
+        """
         return _prediction(self._variances(self._draws(posterior, n_draws, seed), self.returns)[:, -1:], seed)
+
+    def _new_terms(self, flat: Floats, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        refuse_targets_of_series(y_new, weights)
+        if X_new is None:
+            return self.terms(flat, *self.data), self.returns
+        later = as_series(X_new, 1, argument="X_new")
+        whole = GARCH(np.concatenate([self.returns, later]), self.first_variance)
+        return whole.log_likelihood_terms(flat)[:, -len(later) :], later
 
     def _variances(self, flat: Floats, returns: Floats) -> Floats:
         omega, alpha, beta = flat.T
@@ -174,7 +187,12 @@ def recursion(inputs: Floats, decay: Floats) -> Floats:
 
 def _prediction(variance: Floats, seed: int) -> Prediction:
     rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
-    return Prediction(variance.mean(axis=0), variance, np.sqrt(variance) * rng.standard_normal(variance.shape))
+    outcomes, zero = np.sqrt(variance) * rng.standard_normal(variance.shape), np.zeros_like(variance)
+    return Prediction(zero[0], zero, outcomes, variance)
+
+
+def _named(base: Normal) -> Transformed:
+    return Transformed(base, _STATIONARY, names=GARCH.names)
 
 
 def _forward(psi: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import flag
 from qbvi.models.base import Prediction
-from qbvi.models.inputs import Columns, as_series, refuse
+from qbvi.models.inputs import Columns, as_series, refuse, refuse_targets_of_series
 from qbvi.models.linear import Linear
 
 __all__ = ["HAR"]
@@ -79,6 +79,14 @@ class HAR(Linear):
     def forecast(self, posterior: Any, *, n_draws: int = 1000, seed: int = 0) -> Prediction:
         """Predict the day after the last, on the scale of the regression."""
         return super().predict(posterior, self._averages_after(np.empty(0)), n_draws=n_draws, seed=seed)
+
+    def _new_terms(self, flat: Floats, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, Floats]:
+        if X_new is None and y_new is None:
+            return super()._new_terms(flat, None, None, weights)
+        refuse_targets_of_series(y_new, weights)
+        later = self._checked(X_new, 1)
+        whole = type(self)(np.concatenate([self.volatility, later]), log=self.log)
+        return whole.log_likelihood_terms(flat)[:, -len(later) :], self._scaled(later)
 
     def _averages_after(self, later: Floats) -> Floats:
         return _averages(np.concatenate([self.volatility[-max(_SPANS.values()) :], later]), self.log)

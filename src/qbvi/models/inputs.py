@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +110,20 @@ def as_classes(y: Any, n: int) -> tuple[tuple[Any, ...], Floats]:
     return tuple(classes.tolist()), positions.astype(np.float64)
 
 
+def as_known_classes(y: Any, n: int, classes: Sequence[Any]) -> Floats:
+    """The index of each row's label among known ones."""
+    labels = np.asarray(y).tolist()
+    if np.shape(y) != (n,):
+        msg = f"`y` must have shape ({n},), one label for each row of `X`, got {np.shape(y)}"
+        raise ValueError(msg)
+    places = {label: i for i, label in enumerate(classes)}
+    unknown = next((label for label in labels if label not in places), None)
+    if unknown is not None:
+        msg = f"`y` must hold the classes of the model, {', '.join(map(str, classes))}, got {unknown!r}"
+        raise ValueError(msg)
+    return np.array([places[label] for label in labels], dtype=np.float64)
+
+
 def drawn_classes(probability: Floats, rng: np.random.Generator) -> Floats:
     """Draw a class for every row of every draw: (S, n, classes) -> (S, n), as indices."""
     below = np.cumsum(probability[..., :-1], axis=-1) < rng.random(probability.shape[:2])[..., None]
@@ -123,6 +137,14 @@ def as_series(series: Any, least: int, *, argument: str) -> Floats:
         msg = f"`{argument}` must be a series of at least {least} numbers in time order, got shape {values.shape}"
         raise ValueError(msg)
     return values
+
+
+def refuse_targets_of_series(y_new: Any, weights: Mapping[str, Any]) -> None:
+    """Refuse targets and weights of a model whose new rows are the days that follow."""
+    if y_new is not None or weights:
+        what = "y_new" if y_new is not None else ", ".join(weights)
+        msg = f"`{what}` must be left out for a series: give the days that follow as `X_new`"
+        raise TypeError(msg)
 
 
 def matching_columns(X: Any, names: Sequence[str]) -> Floats:

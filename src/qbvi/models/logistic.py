@@ -47,10 +47,16 @@ class Logistic(LinearPredictor):
     array([0.9])
     """
 
+    target_kind = "binary"
+
     def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
         super().__init__(X, intercept, weights)
-        self.y = as_target(y, len(self.design))
-        refuse("y", "hold zeros and ones only", self.y, (self.y != 0) & (self.y != 1))
+        self.y = self._target_of(y, len(self.design))
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        target = as_target(y, n)
+        refuse("y", "hold zeros and ones only", target, (target != 0) & (target != 1))
+        return target
 
     @property
     def data(self) -> tuple[Floats, ...]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from qbvi.exact import MultinomialBound
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
-from qbvi.models.inputs import as_classes, drawn_classes
+from qbvi.models.inputs import as_classes, as_known_classes, drawn_classes
 
 __all__ = ["MultinomialLogistic"]
 
@@ -56,6 +56,7 @@ class MultinomialLogistic(DesignModel):
     array([[0., 0., 1.]])
     """
 
+    target_kind = "classes"
     bound = MultinomialBound
 
     def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
@@ -106,6 +107,9 @@ class MultinomialLogistic(DesignModel):
         (design, y), weights = self._apart(data)
         log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
         return np.asarray(weights * log_probability[:, np.arange(len(y)), y.astype(int)])
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        return as_known_classes(y, n, self.classes)
 
     def _name_parameters(self) -> None:
         self.names = tuple(f"{name}[{label}]" for label in self.classes[1:] for name in self.coefficients)

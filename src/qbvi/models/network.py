@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from qbvi.baselines import MaximumLikelihood
 from qbvi.distributions import InverseGamma, Normal
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import as_classes, as_columns, as_varying_target, drawn_classes, matching_columns
+from qbvi.models.inputs import (
+    as_classes,
+    as_columns,
+    as_known_classes,
+    as_target,
+    as_varying_target,
+    drawn_classes,
+    matching_columns,
+)
 from qbvi.naming import pick
 
 __all__ = ["Network"]
@@ -132,6 +140,19 @@ class Network(StatisticalModel):
         mean = output[:, :, 0]
         noise = np.sqrt(flat[:, -1:]) * rng.standard_normal(mean.shape)
         return Prediction(mean.mean(axis=0), mean, mean + noise)
+
+    @property
+    def target_kind(self) -> str:  # type: ignore[override]
+        """What scores suit the target."""
+        return "classes" if self._classifies else "numbers"
+
+    def _new_data(self, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        if weights:
+            msg = f"Network takes no {', '.join(weights)}"
+            raise TypeError(msg)
+        inputs = self._standardised(matching_columns(X_new, self.columns))
+        n = len(inputs)
+        return inputs, as_known_classes(y_new, n, self.classes) if self._classifies else as_target(y_new, n)
 
     def maximum_likelihood(self, init: Any = None) -> MaximumLikelihood:
         """Raise an error: a network has no single maximum, and with steps no gradient.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,9 +53,17 @@ class Poisson(LinearPredictor):
     def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True, weights: Any = None) -> None:
         super().__init__(X, intercept, weights)
         n = len(self.design)
-        self.y = as_target(y, n)
+        as_target(y, n)  # before the exposures, so that a mistake in both is reported here
         self.exposure = _exposures(exposure, n)
-        self._check_target()
+        self.y = self._target_of(y, n)
+
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        target = as_target(y, n)
+        refuse("y", "hold counts, whole numbers from 0", target, (target < 0) | (target % 1 != 0))
+        return target
+
+    def _new_weights(self, n: int, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
+        return (_exposures(weights.get("exposure", 1.0), n),)
 
     @property
     def data(self) -> tuple[Floats, ...]:
@@ -90,13 +99,14 @@ class Poisson(LinearPredictor):
         expected, outcomes = self.predicted(flat, eta, self._noise(seed))
         return Prediction(expected.mean(axis=0), expected, outcomes)
 
+    @property
+    def _own_weights(self) -> dict[str, Any]:
+        return {"exposure": self.exposure}
+
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Rates and counts."""
         rate = np.exp(eta)
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
-
-    def _check_target(self) -> None:
-        refuse("y", "hold counts, whole numbers from 0", self.y, (self.y < 0) | (self.y % 1 != 0))
 
     def _scale_of_target(self) -> tuple[float, float]:
         weights = np.ones_like(self.y) if self.weights is None else self.weights

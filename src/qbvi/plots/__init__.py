@@ -1,4 +1,4 @@
-"""The three plots of a fit: the bound over evaluations, the marginals, and the pairs.
+"""The plots of a fit: the bound over evaluations, the marginals, the pairs, and predictions.
 
 Figures do not use pyplot, so none accumulates and no window opens. Notebooks display them, and
 ``figure.savefig("name.pdf")`` writes them. They are as wide as one column (3.4 inches) or two
@@ -13,6 +13,7 @@ except ImportError as error:
 
 from qbvi.plots.marginals import plot_marginals
 from qbvi.plots.pairs import plot_pairs
+from qbvi.plots.predictive import plot_predictive
 from qbvi.plots.trace import plot_trace
 
-__all__ = ["plot_marginals", "plot_pairs", "plot_trace"]
+__all__ = ["plot_marginals", "plot_pairs", "plot_predictive", "plot_trace"]

@@ -89,7 +89,7 @@ def plot_pairs(
 
 def _pair_limits(fit: Fit, place: int, marked: Sequence[float]) -> tuple[float, float]:
     """`visible_range`, widened to include the outer region."""
-    reach = fit.quantiles(np.array([0.005, 0.995]))[:, place]
+    reach = fit.entry_quantiles(place, np.array([0.005, 0.995]))
     return visible_range(*posterior_density(fit, place), [*marked, *reach])
 
 

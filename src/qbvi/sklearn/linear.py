@@ -10,7 +10,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from qbvi.models import Linear, Poisson
-from qbvi.models.inputs import Columns, refuse
+from qbvi.models.inputs import Columns, as_target, refuse
 from qbvi.sklearn.inputs import checked
 from qbvi.sklearn.regression import Moments, Regression
 
@@ -127,5 +127,7 @@ class PoissonRegressor(_Regressor):
 class _Rates(Poisson):
     """Poisson regression of counts over exposures, with the exposures as weights."""
 
-    def _check_target(self) -> None:
-        refuse("y", "hold counts or rates, numbers from 0", self.y, self.y < 0)
+    def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
+        target = as_target(y, n)
+        refuse("y", "hold counts or rates, numbers from 0", target, target < 0)
+        return target

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from qbvi.cli.tabular.table import Table, TableError
-from qbvi.models import Prediction, StatisticalModel
+from qbvi.models import StatisticalModel
 from qbvi.results import Fit
 
 __all__ = [
@@ -21,12 +20,9 @@ __all__ = [
     "Recipe",
     "Scores",
     "Spread",
-    "coverage",
-    "density_of",
     "ends",
     "named_by_column",
     "portions",
-    "root_mean_square",
 ]
 
 Floats = NDArray[np.float64]
@@ -137,22 +133,6 @@ def ends(draws: Floats, interval: float) -> tuple[Floats, Floats]:
     """Equal-tailed interval over the first axis."""
     lower, upper = np.quantile(draws, [(1 - interval) / 2, (1 + interval) / 2], axis=0)
     return lower, upper
-
-
-def density_of(terms: Floats) -> Floats:
-    """Log predictive density of every row, averaged over the draws: (S, n) -> (n,)."""
-    return np.asarray(logsumexp(terms, axis=0) - np.log(len(terms)))
-
-
-def coverage(prediction: Prediction, y: Floats, interval: float) -> Floats:
-    """Whether each target lies in its predictive interval."""
-    lower, upper = ends(prediction.outcomes, interval)
-    return ((lower <= y) & (y <= upper)).astype(float)
-
-
-def root_mean_square(errors: Floats) -> float:
-    """Root mean square of errors."""
-    return float(np.sqrt(np.mean(errors**2)))
 
 
 _PLAIN: dict[Any, tuple[type, ...]] = {

@@ -15,17 +15,15 @@ from qbvi.cli.tabular.recipe import (
     Recipe,
     Scores,
     Spread,
-    coverage,
-    density_of,
     ends,
     named_by_column,
     portions,
-    root_mean_square,
 )
 from qbvi.cli.tabular.table import Table, TableError
 from qbvi.models import Binomial, Linear, Logistic, MultinomialLogistic, Poisson, Prediction
 from qbvi.models.design import DesignModel
 from qbvi.models.inputs import Columns as Covariates
+from qbvi.models.scores import inside_interval, log_density, root_mean_square
 from qbvi.results import Fit
 
 __all__ = ["REGRESSIONS", "RegressionRecipe"]
@@ -148,9 +146,9 @@ class RegressionRecipe(Recipe):
         design, flat = model.design_of(self._covariates(table).values), self._draws(fit, spread)
         density, mean, covered = [], [], []
         for rows, prediction, weights in self._portions(fit, table, spread):
-            density.append(density_of(model.terms(flat, design[rows], y[rows], *weights.values())))
+            density.append(log_density(model.terms(flat, design[rows], y[rows], *weights.values())))
             mean.append(prediction.mean)
-            covered.append(coverage(prediction, y[rows], spread.interval))
+            covered.append(inside_interval(y[rows], prediction.outcomes, spread.interval))
         told = {"rows": float(len(y)), "log density per row": float(np.concatenate(density).mean())}
         of_intervals = {f"inside {spread.interval:.4g} interval": float(np.concatenate(covered).mean())}
         return told | self._kind.judged(y, np.concatenate(mean), of_intervals)

@@ -14,14 +14,12 @@ from qbvi.cli.tabular.recipe import (
     Recipe,
     Scores,
     Spread,
-    coverage,
-    density_of,
     ends,
     named_by_column,
-    root_mean_square,
 )
 from qbvi.cli.tabular.table import Table, TableError
 from qbvi.models import GARCH, HAR, Prediction
+from qbvi.models.scores import inside_interval, log_density, root_mean_square
 from qbvi.points import is_named
 from qbvi.results import Fit
 
@@ -109,8 +107,8 @@ class SeriesRecipe(Recipe):
         terms = whole.log_likelihood_terms(flat)[:, -prediction.outcomes.shape[1] :]
         y = self._explained(days)[-terms.shape[1] :]
         errors = {"root mean square error": root_mean_square(y - prediction.mean)} if self.model == "har" else {}
-        density = {"rows": float(len(y)), "log density per row": float(density_of(terms).mean())}
-        inside = float(coverage(prediction, y, spread.interval).mean())
+        density = {"rows": float(len(y)), "log density per row": float(log_density(terms).mean())}
+        inside = float(inside_interval(y, prediction.outcomes, spread.interval).mean())
         return density | errors | {f"inside {spread.interval:.4g} interval": inside}
 
     def _model_of(self, days: Floats) -> HAR | GARCH:
@@ -131,9 +129,10 @@ class SeriesRecipe(Recipe):
     def _shown(self, prediction: Prediction, interval: float) -> Columns:
         lower, upper = ends(prediction.outcomes, interval)
         if self.model == "garch":
-            variance_lower, variance_upper = ends(prediction.expected, interval)
+            assert prediction.variances is not None
+            variance_lower, variance_upper = ends(prediction.variances, interval)
             variance = {
-                "variance": prediction.mean,
+                "variance": prediction.variance,
                 "variance_lower": variance_lower,
                 "variance_upper": variance_upper,
             }
