@@ -186,3 +186,37 @@ def read(frame):
     from qbvi.cli.tabular.table import Table
 
     return Table("table.csv", frame, np.arange(1, len(frame) + 1))
+
+
+def test_posteriors_of_the_same_rows_are_compared_by_evidence(table, capsys):
+    for name, features in (("small", "age"), ("large", "age,job")):
+        assert main(["fit", "--data", "table.csv", "--model", "linear", "--target", "wage", "--features", features, "--out", name]) == 0  # fmt: skip
+    capsys.readouterr()
+    assert main(["compare", "small", "large"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    evidences = {name: read_posterior(name).fit.evidence for name in ("small", "large")}
+    best = max(evidences, key=evidences.get)
+    assert lines[1].split()[:2] == [best, f"{evidences[best]:.4f}"]
+    assert "small: Linear regression of wage on age" in lines
+    assert main(["compare", "small"]) == 2
+    assert "give two posteriors or more, each once, got small" in capsys.readouterr().err
+
+
+def test_posteriors_of_other_rows_are_not_compared(table, capsys):
+    options = ["--data", "table.csv", "--model", "linear", "--target", "wage", "--features", "age"]
+    assert main(["fit", *options, "--out", "all"]) == 0
+    assert main(["fit", *options, "--out", "part", "--test-where", "part=test"]) == 0
+    capsys.readouterr()
+    assert main(["compare", "all", "part"]) == 2
+    said = capsys.readouterr().err
+    assert "only for the same target in the same rows, got all of 'wage' in 160 rows of table.csv; part of" in said
+
+
+def test_draws_of_predictions_are_a_table(table, capsys):
+    fitted("--model", "linear", "--target", "wage", "--features", "age,job")
+    capsys.readouterr()
+    assert main(["predict", "out", "--data", "table.csv", "--draws", "50", "--draws-out", "draws.csv"]) == 0
+    predicted, draws = pd.read_csv(io.StringIO(capsys.readouterr().out)), pd.read_csv("draws.csv")
+    assert len(draws) == 50 * N
+    np.testing.assert_allclose(draws.groupby("row")["expected"].mean(), predicted["mean"], rtol=1e-6)
+    assert draws["outcome"].std() > draws["expected"].std()

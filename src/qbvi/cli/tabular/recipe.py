@@ -102,6 +102,11 @@ class Recipe(ABC):
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
         """One row per row of the table: means, probabilities, and interval ends."""
 
+    def draws(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
+        """Every draw of every row's target; the models of series have none by rows."""
+        msg = f"--draws-out is for regressions, got --model {self.model}"
+        raise TableError(msg)
+
     @abstractmethod
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
         """Quality of the predictions of a table's targets."""

@@ -140,6 +140,19 @@ class RegressionRecipe(Recipe):
         ]
         return {"row": table.rows} | {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def draws(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
+        """One row per row of the table and draw: expectation and new target given the draw."""
+        if table is None or self.classes:
+            msg = "--draws-out needs --data, and a model with one number for each row, not --model multinomial"
+            raise TableError(msg)
+        parts = list(self._portions(fit, table, spread))
+        expected, outcomes = (
+            np.concatenate([getattr(prediction, name) for _, prediction, _ in parts], axis=1).T.ravel()
+            for name in ("expected", "outcomes")
+        )
+        draws = np.tile(np.arange(1, spread.n_draws + 1), len(table))
+        return {"row": np.repeat(table.rows, spread.n_draws), "draw": draws, "expected": expected, "outcome": outcomes}
+
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
         """Quality of the predictions of a table's targets."""
         y, model = self._numbered_target(table), self.bare()
