@@ -165,8 +165,8 @@ def _add_fitting(group: Any) -> None:
         "--method",
         default="auto",
         choices=METHODS,
-        help="how to fit: exact integrals, or one of the methods for black boxes (default: auto, which is exact for the "
-        "regressions except multinomial)",
+        help="how to fit: exact integrals, or one of the methods for black boxes (default: auto, which is exact for all "
+        "except garch)",
     )
     group.add_argument(
         "--tol",
