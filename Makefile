@@ -10,7 +10,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTEST := -m pytest -q -n 3 --dist loadfile
 
-.PHONY: demo test test-backends soak lint bench docs clean
+.PHONY: demo test test-backends release-check soak lint bench docs clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
@@ -22,12 +22,15 @@ test: .venv/ready  ## lint, types, import layers and the test suite; its last li
 test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, which are installed (CPU) for them alone
 	$(ONE_CORE) .venv-backends/bin/python $(PYTEST) -m 'backends and not soak'
 
+release-check:  ## build wheel and sdist, install each extra afresh, test both ends of the supported versions; CHECK=--heavy for all
+	$(ONE_CORE) $(PYTHON) packaging/release_check.py $(CHECK)
+
 soak: .venv/ready  ## the long statistical sweeps and the attacks, all seeds and cases; takes minutes
 	$(ONE_CORE) $(BIN)/python $(PYTEST) --dist worksteal -m soak
 
 lint: .venv/ready
-	$(BIN)/ruff check src tests benchmarks examples docs/hooks docs/figures
-	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks docs/figures
+	$(BIN)/ruff check src tests benchmarks examples packaging docs/hooks docs/figures
+	$(BIN)/ruff format --check src tests benchmarks examples packaging docs/hooks docs/figures
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
