@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 import qbvi
-from qbvi import mcmc as module
+from qbvi import archive
 from qbvi.families import Gaussian, Mixture, Sample
 from qbvi.free.density import FreeDensity
 from qbvi.model import Model
@@ -176,7 +176,7 @@ class TestRuns:
                 raise KeyboardInterrupt
             return -(x**4)
 
-        monkeypatch.setattr(module, "_SAVE_EVERY", 0.0)
+        monkeypatch.setattr("qbvi.mcmc._SAVE_EVERY", 0.0)
         fit = qbvi.fit(function, qbvi.Normal(0, 1), family="full", seed=1)
         whole = fit.mcmc(640, seed=2)
         n = whole.n_evals
@@ -192,6 +192,10 @@ class TestRuns:
         assert_array_equal(fit.mcmc(640, seed=2, checkpoint=path).q, whole.q)  # a run that is complete
         with pytest.raises(qbvi.CheckpointError, match="is of other chains"):
             fit.mcmc(640, seed=3, checkpoint=path)
+        header, arrays = archive.read(path)
+        archive.write(path, header, {name: array for name, array in arrays.items() if name != "place"})
+        with pytest.raises(qbvi.CheckpointError, match="is damaged"):
+            fit.mcmc(640, seed=2, checkpoint=path)
         path.write_text("x")
         with pytest.raises(qbvi.CheckpointError, match="not a checkpoint of `mcmc`"):
             fit.mcmc(640, seed=2, checkpoint=path)
@@ -273,6 +277,8 @@ class TestLikeAFit:
             chains.log_prob(0.0)
         with pytest.raises(TypeError, match="known by its draws alone: call it on"):
             chains.mcmc()
+        with pytest.raises(TypeError, match="`check` judges a density"):
+            chains.check(10)
 
     def test_starting_points_for_other_samplers(self):
         prior = {"a": qbvi.Normal(0, 1), "b": qbvi.LogNormal(0, 1, shape=2)}

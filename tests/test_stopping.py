@@ -53,6 +53,7 @@ def test_the_budget_leaves_room_for_the_next_step_and_the_reserve():
     assert not stop.converged
     assert "119 evaluations" in stop.reason
     assert Budget(max_evals=150, reserve=31)(past) is not None
+    assert "the default budget (max_evals) of 119 evaluations" in Budget(max_evals=119, is_default=True)(past).reason
 
 
 def test_seconds_run_out():

@@ -96,7 +96,7 @@ def test_khat_says_nothing_about_rounding_errors():
 
 
 def test_a_fit_that_did_not_settle_stays_that_way():
-    spent = Stop.of(StopKind.EVALUATIONS, evaluations=100)
+    spent = Stop.of(StopKind.EVALUATIONS, evaluations=100, budget="budget")
     assert judged(look_at(lambda z: 5 * z), stop=spent) == spent
 
 

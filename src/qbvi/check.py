@@ -17,7 +17,7 @@ from qbvi.evaluate import BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluations import Evaluations, Record
-from qbvi.families import Family
+from qbvi.families import Family, Sample
 from qbvi.noise import Figures, Noise
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import NoiseCheck, Weighting
@@ -144,6 +144,9 @@ def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | No
     fit's own seed, and each further check has new ones.
     """
     n = whole_number("n", n)
+    if isinstance(fit.family, Sample):
+        msg = "`check` judges a density by draws from it, and this posterior is known by its draws alone: check the fit that it started from, as in chains.start.check(...)"
+        raise TypeError(msg)
     if source.is_partial:
         msg = "`log_likelihood` must be given: this fit used mini-batches, whose values are of different data; pass a function of all data"
         raise ValueError(msg)

@@ -29,7 +29,7 @@ class StopKind(Enum):
     OWN_RULE = "own-rule", True, "{sentence}"
     # A limit was reached, or somebody ended the fit.
     ITERATIONS = "iterations", False, "the limit of {iterations} iterations was reached before the fit settled"
-    EVALUATIONS = "evaluations", False, "the budget of {evaluations:,} evaluations was spent before the fit settled"
+    EVALUATIONS = "evaluations", False, "the {budget} of {evaluations:,} evaluations was spent before the fit settled"
     SECONDS = "seconds", False, "the time limit of {seconds:g} seconds was reached before the fit settled"
     GAVE_UP = "gave-up", False, "{sentence}"
     CALLBACK = "callback", False, "stopped by the callback"

@@ -16,6 +16,7 @@ from qbvi.arguments import as_seed, whole_number
 from qbvi.arrays import to_numpy
 from qbvi.check import Source
 from qbvi.diagnostics import khat_limit, smoothed, smoothed_weights
+from qbvi.evaluate.black_box import check_function
 from qbvi.evaluate.push import Push, pushed
 from qbvi.evaluate.terms import as_terms
 from qbvi.families import Family, Sample
@@ -190,6 +191,7 @@ def loo(  # noqa: PLR0913 - how to call a function, as for `qbvi.fit`
     """
     source = None
     if log_likelihood is not None:
+        check_function(log_likelihood, vectorized)
         source = Source(log_likelihood, vectorized, executor=executor, terms=log_likelihood)
     return loo_of(evaluated_terms(fit, n, source, seed, data))
 

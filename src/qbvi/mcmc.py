@@ -45,7 +45,7 @@ _WARMUP = 5  # one of so many steps is discarded, since walkers start from a pos
 # Shares of the moves: proposals from the posterior, differential evolution, stretch moves. The
 # last two follow the walkers to where the posterior that they started from is wrong, so they have
 # larger shares if it misses more nats than this.
-_SHARES, _SHARES_FAR = (0.6, 0.3, 0.1), (0.2, 0.6, 0.2)
+_SHARES, _SHARES_FAR = (0.8, 0.15, 0.05), (0.2, 0.6, 0.2)
 _NEAR = 0.5
 _MOST_RHAT = 1.05  # R-hat below which many short chains agree ...
 _FEWEST_ESS = 400.0  # ... and effective draws from which their quantiles are known
@@ -232,8 +232,8 @@ def mcmc(  # noqa: PLR0913 - how to call a function, as for `qbvi.fit`, and how 
     It runs the ensemble sampler of emcee (``pip install 'qbvi[mcmc]'``). The walkers start from
     draws of the fit. There are two kinds of steps:
 
-    - Proposals from the fit, as independent draws. They are six of ten steps, or two of ten if the
-      fit misses more than half a nat.
+    - Proposals from the fit, as independent draws. They are eight of ten steps, or two of ten if
+      the fit misses more than half a nat.
     - Differential-evolution and stretch moves, which follow the walkers to where the fit is wrong.
 
     All of them leave the exact posterior unchanged, however wrong the fit is.
@@ -363,6 +363,8 @@ class _Run:
         self._sampler = emcee.EnsembleSampler(
             plan.walkers, fit.model.dim, target, vectorize=True, moves=_moves(emcee, fit)
         )
+        # Not through the wrapper of emcee, which prints the traceback of every exception.
+        self._sampler.log_prob_fn = target
         state = np.random.RandomState(rng.integers(2**32)).get_state()  # emcee has the legacy generator
         self._state = emcee.State(fit.draw_unconstrained(plan.walkers, rng), random_state=state)
         self._print = _fingerprint(fit, plan, seed)
@@ -412,9 +414,13 @@ class _Run:
         if header.get("of") != self._print:
             msg = f"`checkpoint` {self._path!r} is of other chains: the fit, the seed, the walkers or the steps differ; give another file, or delete it"
             raise CheckpointError(msg)
-        self.done, self.spent = len(arrays["chain"]), int(header["n_evals"])
-        self.chain[: self.done], self.log_joint[: self.done] = arrays["chain"], arrays["log_joint"]
-        position, has_gauss, cached = arrays["place"].tolist()
+        try:
+            self.done, self.spent = len(arrays["chain"]), int(header["n_evals"])
+            self.chain[: self.done], self.log_joint[: self.done] = arrays["chain"], arrays["log_joint"]
+            position, has_gauss, cached = arrays["place"].tolist()
+        except (KeyError, TypeError, ValueError) as error:
+            msg = f"`checkpoint` {self._path!r} is damaged: {error!r}; delete it to start again"
+            raise CheckpointError(msg) from error
         random_state = ("MT19937", arrays["keys"], int(position), int(has_gauss), cached)
         last = self.done - 1
         self._state = emcee.State(self.chain[last], log_prob=self.log_joint[last], random_state=random_state)

@@ -175,4 +175,4 @@ def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time:
         positive_number("max_time", max_time)
     evals = algorithm.default_budget(d) if max_evals is None else max_evals // n_starts
     reserve = 0 if evals is None else min(algorithm.reserved_draws(evals), evals // RESERVE)
-    return Budget(evals, None if max_time is None else max_time / n_starts, reserve)
+    return Budget(evals, None if max_time is None else max_time / n_starts, reserve, max_evals is None)

@@ -612,8 +612,9 @@ class Fit:
         >>> [sorted(start) for start in fit.to_pymc_start(2)]
         [['mu'], ['mu']]
         """
-        draws = self.sample(whole_number("chains", chains), seed)
-        return [dict(items(row(draws, i), unnamed="theta")) for i in range(chains)]
+        n = whole_number("chains", chains)
+        draws = self.sample(n, seed)
+        return [dict(items(row(draws, i), unnamed="theta")) for i in range(n)]
 
     def to_arviz(
         self,

@@ -340,6 +340,8 @@ class Budget(Rule):
     reserve
         Evaluations reserved for the fresh draws at the end. Time is reserved too: for another step
         and so many evaluations, at the pace so far, but at most a quarter of ``max_time``.
+    is_default
+        Whether the method has chosen the number of evaluations, not the user.
 
     Examples
     --------
@@ -350,6 +352,7 @@ class Budget(Rule):
     max_evals: int | None = None
     max_time: float | None = None
     reserve: int = 0
+    is_default: bool = False
 
     def __call__(self, history: History) -> Stop | None:
         """Compare the cost of another step like the last one with what is left."""
@@ -387,4 +390,5 @@ class Budget(Rule):
 
     def spent(self) -> Stop:
         """The stop of a fit that has spent its evaluations."""
-        return Stop.of(StopKind.EVALUATIONS, evaluations=self.max_evals)
+        words = "default budget (max_evals)" if self.is_default else "budget"
+        return Stop.of(StopKind.EVALUATIONS, evaluations=self.max_evals, budget=words)

@@ -234,6 +234,12 @@ def result_cases(fit, folder):
         "quantiles": {"levels": [0.5]},
         "save": {"path": folder / "saved"},
         "to_arviz": {},
+        "interval": {},
+        "predict": {"function": lambda theta: theta, "n": 3},
+        "loo": {"log_likelihood": lambda theta: -(theta**2), "n": 25},
+        "mcmc": {"n": 256, "warmup": 0, "log_likelihood": quadratic},
+        "walkers": {"n": 3},
+        "to_pymc_start": {},
     }
     for name, given in calls.items():
         method = getattr(fit, name)

@@ -11,7 +11,7 @@ import qbvi
 
 ROOT = Path(__file__).resolve().parents[2]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
-FAMILIES = ROOT / "docs" / "families.md"
+FAMILIES, PREDICT = ROOT / "docs" / "families.md", ROOT / "docs" / "predict.md"
 SKLEARN = ROOT / "docs" / "from" / "scikit-learn.md"
 MOST_EVALUATIONS = 2000
 
@@ -44,6 +44,8 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     run(FAMILIES, dict(models))
     run(MODELS, models)
     assert "intercept" in capsys.readouterr().out
+    run(PREDICT, {})
+    assert "r-hat" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -54,7 +56,7 @@ def test_the_page_of_scikit_learn_runs():
     assert namespace["sd"].shape == (2,)
 
 
-@pytest.mark.parametrize("path", [README, GUIDE, MODELS, FAMILIES, SKLEARN], ids=lambda p: p.name)
+@pytest.mark.parametrize("path", [README, GUIDE, MODELS, FAMILIES, PREDICT, SKLEARN], ids=lambda p: p.name)
 def test_local_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
     assert links

@@ -28,7 +28,16 @@ from qbvi.evaluate.policy import (
 )
 from qbvi.points import Points, count, is_named, items, rows
 
-__all__ = ["AbandonedError", "BlackBox", "Evaluated", "EvaluationError", "Runner", "calls_of", "warn_if_not_a_log"]
+__all__ = [
+    "AbandonedError",
+    "BlackBox",
+    "Evaluated",
+    "EvaluationError",
+    "Runner",
+    "calls_of",
+    "check_function",
+    "warn_if_not_a_log",
+]
 
 Floats = NDArray[np.float64]
 _NONE_KNOWN: Mapping[int, Outcome] = MappingProxyType({})
@@ -311,7 +320,7 @@ class BlackBox:
 
 def calls_of(function: Callable[..., Any], vectorized: bool | int, on_failure: OnFailure) -> Calls:
     """The function as it is called here or in workers, after a check of all three arguments."""
-    _check_function(function, vectorized)
+    check_function(function, vectorized)
     check_on_failure(on_failure)
     return Calls(function, bool(vectorized), blame=on_failure != "raise")
 
@@ -322,8 +331,9 @@ _WAYS_OUT = (
 )
 
 
-def _check_function(function: Any, vectorized: Any) -> None:
-    a_function("log_likelihood", function)
+def check_function(function: Any, vectorized: Any, name: str = "log_likelihood") -> None:
+    """Refuse what cannot be called, and a ``vectorized`` that is no number of points."""
+    a_function(name, function)
     is_number = isinstance(vectorized, Real) and float(vectorized).is_integer() and float(vectorized) >= 1
     if not isinstance(vectorized, bool | np.bool_) and not is_number:
         msg = f"`vectorized` must be True, False, or the number of points of one call, got {shown(vectorized)}"

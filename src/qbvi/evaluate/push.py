@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import a_function
-from qbvi.evaluate.black_box import EvaluationError
+from qbvi.evaluate.black_box import EvaluationError, check_function
 from qbvi.evaluate.calls import Calls, Outcome, ShapeError, blocks_of, outcome_of_exception
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluate.failures import Failure
@@ -84,7 +83,7 @@ def pushed(
     >>> pushed(Push(lambda x: {"square": x**2}), np.array([1.0, 2.0, 3.0]))[0]
     {'square': array([1., 4., 9.])}
     """
-    a_function(push.name, push.function)
+    check_function(push.function, push.vectorized, push.name)
     indexed = _Indexed(push, points, _takes_rng(push.function))
     numbers = np.arange(count(points), dtype=np.float64)
     blocks = [numbers[list(block)] for block in blocks_of(len(numbers), push.vectorized)]

@@ -18,7 +18,7 @@ from qbvi.results import Fit
 
 __all__ = ["plot_predictive"]
 
-_DARKEST, _LIGHTEST = 0.35, 0.15  # opacity of the narrowest and of the widest band
+_DARKEST, _LIGHTEST = 0.45, 0.25  # opacity of the narrowest and of the widest band
 
 
 def plot_predictive(  # noqa: PLR0913 - what to draw, and how to call the function
@@ -94,7 +94,7 @@ def plot_predictive(  # noqa: PLR0913 - what to draw, and how to call the functi
         panel.fill_between(grid[order], low[order], high[order], color=GREY, alpha=0.25, lw=0, label=around)
     _draw_bands(panel, grid[order], curves, (shares, ends), order)
     if data is not None:
-        panel.plot(*_observed(data), "o", color=VERMILION, ms=2.5, label="data", zorder=3)
+        panel.plot(*_observed(data), "o", color=VERMILION, ms=2.2, mew=0, alpha=0.8, label="data")
     tidy(panel, *labels)
     if ax is None:
         legend_above(figure, panel)
@@ -102,7 +102,7 @@ def plot_predictive(  # noqa: PLR0913 - what to draw, and how to call the functi
 
 
 def _draw_bands(ax: Axes, x: Floats, curves: Predictive, bands: tuple[list[float], list[Floats]], order: Any) -> None:
-    ax.plot(x, curves.quantiles(0.5)[order], color=BLUE, lw=1.4, label="median")
+    ax.plot(x, curves.quantiles(0.5)[order], color=BLUE, lw=1.1, label="median")
     opacity = np.linspace(_DARKEST, _LIGHTEST, len(bands[0])).tolist()
     for share, ends, alpha in zip(*bands, opacity, strict=True):
         low, high = curves.quantiles(ends)
