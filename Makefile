@@ -10,7 +10,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 PYTEST := -m pytest -q -n 3 --dist loadfile
 
-.PHONY: demo test test-backends test-integrations soak lint bench docs clean
+.PHONY: demo test test-backends test-integrations release-check soak lint bench docs clean
 
 demo: .venv/ready  ## fit the labour-force data and save the table and the pictures under demo/
 	$(BIN)/python examples/labour.py --out demo
@@ -25,12 +25,15 @@ test-backends: .venv-backends/ready  ## the tests that need JAX or PyTorch, whic
 test-integrations: .venv-integrations/ready  ## the tests against the packages that problems come from, which are installed for them alone
 	$(ONE_CORE) .venv-integrations/bin/python $(PYTEST) -m 'integrations and not soak'
 
+release-check:  ## build wheel and sdist, install each extra afresh, test both ends of the supported versions; CHECK=--heavy for all
+	$(ONE_CORE) $(PYTHON) packaging/release_check.py $(CHECK)
+
 soak: .venv/ready  ## the long statistical sweeps and the attacks, all seeds and cases; takes minutes
 	$(ONE_CORE) $(BIN)/python $(PYTEST) --dist worksteal -m soak
 
 lint: .venv/ready
-	$(BIN)/ruff check src tests benchmarks examples docs/hooks docs/figures
-	$(BIN)/ruff format --check src tests benchmarks examples docs/hooks docs/figures
+	$(BIN)/ruff check src tests benchmarks examples packaging docs/hooks docs/figures
+	$(BIN)/ruff format --check src tests benchmarks examples packaging docs/hooks docs/figures
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

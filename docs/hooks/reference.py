@@ -12,8 +12,15 @@ import qbvi
 import qbvi.baselines
 import qbvi.families
 import qbvi.models
+import qbvi.sklearn
 
-PUBLIC = {"qbvi": qbvi, "qbvi.baselines": qbvi.baselines, "qbvi.families": qbvi.families, "qbvi.models": qbvi.models}
+PUBLIC = {
+    "qbvi": qbvi,
+    "qbvi.baselines": qbvi.baselines,
+    "qbvi.families": qbvi.families,
+    "qbvi.models": qbvi.models,
+    "qbvi.sklearn": qbvi.sklearn,
+}
 # Names with pages of their own, and names that only authors of a new family need.
 ELSEWHERE = {"qbvi.baselines", "qbvi.models"} | {f"qbvi.families.{name}" for name in ("LAWS", "Curve", "Part")}
 

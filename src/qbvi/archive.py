@@ -55,13 +55,15 @@ def write(path: PathLike, header: Mapping[str, Any], arrays: Mapping[str, NDArra
     ({'format': 'ours'}, {'x': array([1., 1.])})
     """
     path = Path(path)
+    _refuse_objects(arrays)
     words = np.frombuffer(json.dumps(header, allow_nan=False).encode(), dtype=np.uint8)
+    contents: dict[str, Any] = {_HEADER: words, **arrays}
     _remove_stale(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("xb") as file:
             _try_lock(file.fileno())
-            np.savez(file, allow_pickle=False, **{_HEADER: words}, **arrays)
+            np.savez(file, **contents)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -126,6 +128,17 @@ def _array(content: bytes) -> NDArray[Any]:
         raise ValueError(msg)
     flat = np.frombuffer(content, dtype=dtype, offset=stream.tell())
     return flat.reshape(shape, order="F" if in_columns else "C").copy()
+
+
+def _refuse_objects(arrays: Mapping[str, Any]) -> None:
+    """Refuse arrays of objects, which would be pickled.
+
+    `numpy.savez` refuses them itself from NumPy 2.1 on; NumPy 2.0 has no such option.
+    """
+    objects = [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]
+    if objects:
+        msg = f"`arrays` must hold numbers, got objects in {objects[0]!r}"
+        raise ValueError(msg)
 
 
 def _remove_stale(path: Path) -> None:

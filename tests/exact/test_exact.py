@@ -12,7 +12,7 @@ from scipy.special import expit
 import qbvi
 from oracles import LogisticRegression
 from qbvi.exact import ExactBound, GaussianPrior, bound
-from qbvi.models import HAR, Binomial, Linear, Logistic, MultinomialLogistic, Poisson
+from qbvi.models import HAR, Binomial, Linear, Logistic, Network, Poisson
 
 RNG = np.random.default_rng(7)
 X = RNG.standard_normal((300, 3))
@@ -418,9 +418,9 @@ def test_a_family_that_does_not_match_is_not_called_converged():
             "must be Normal, MultivariateNormal or Flat",
         ),
         (lambda **o: MODELS["logistic"].fit(batch_size=64, **o), "which reads all rows, got 64"),
-        (lambda **o: MultinomialLogistic(X, Y).fit(**o), "regressions with one linear predictor"),
+        (lambda **o: Network(X, Y, hidden=(1,)).fit(**({"max_evals": 50} | o)), "for regressions, Logistic, Multi"),
     ],
-    ids=["prior", "groups", "joint", "noise", "positive", "batches", "multinomial"],
+    ids=["prior", "groups", "joint", "noise", "positive", "batches", "network"],
 )
 def test_what_cannot_be_exact_is_a_black_box_and_by_name_an_error(fit, words):
     with pytest.raises(ValueError, match=re.escape(words)):

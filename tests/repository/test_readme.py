@@ -12,6 +12,7 @@ import qbvi
 ROOT = Path(__file__).resolve().parents[2]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
 FAMILIES, PREDICT = ROOT / "docs" / "families.md", ROOT / "docs" / "predict.md"
+SKLEARN = ROOT / "docs" / "from" / "scikit-learn.md"
 MOST_EVALUATIONS = 2000
 
 
@@ -47,7 +48,15 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     assert "r-hat" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("path", [README, GUIDE, MODELS, FAMILIES, PREDICT], ids=lambda p: p.name)
+@pytest.mark.filterwarnings("ignore")
+def test_the_page_of_scikit_learn_runs():
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    namespace = {}
+    run(SKLEARN, namespace)
+    assert namespace["sd"].shape == (2,)
+
+
+@pytest.mark.parametrize("path", [README, GUIDE, MODELS, FAMILIES, PREDICT, SKLEARN], ids=lambda p: p.name)
 def test_local_links_lead_somewhere(path):
     links = re.findall(r"\]\((?!http)([^)#]+)\)", path.read_text())
     assert links

@@ -24,7 +24,7 @@ _MOST_MARGINALS, _MOST_PAIRS = 24, 10  # most entries of a legible figure
 
 _EXAMPLES = """\
 models:
-  logistic     binary target, 0 or 1
+  logistic     binary target, 0 or 1, or two labels
   multinomial  target of class labels, text or numbers
   linear       numeric target
   poisson      target of counts; --exposure or --offset
@@ -34,6 +34,8 @@ models:
 
 examples:
   qbvi fit --model logistic --data loans.csv --target default --test-share 0.25
+  qbvi fit --model logistic --data bank.csv --target y --positive yes --formula 'age * job + balance' --base job=student
+  qbvi fit --model linear --data sales.csv --target units --features price,shop,day --test-from day=2024-01-01
   qbvi fit --model poisson --data claims.csv --target claims --exposure years --features age,power
   qbvi fit --model garch --data prices.parquet --target return --demean --out garch-fit
 """
@@ -97,7 +99,21 @@ def _add_data(group: Any) -> None:
         "--data", required=True, metavar="FILE", help="CSV (with column names in the first line) or Parquet"
     )
     group.add_argument("--target", required=True, metavar="COLUMN", help="the column to explain")
-    group.add_argument("--features", metavar="A,B,C", help="columns that explain it (default: all other numeric ones)")
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "--features", metavar="A,B,C", help="columns that explain it (default: all others with numbers or few labels)"
+    )
+    which.add_argument(
+        "--formula", metavar="TERMS", help="the same with products, such as 'age * job + income' (needs qbvi[formula])"
+    )
+    group.add_argument("--categories", metavar="A,B", help="features of numbers that are labels; text always is")
+    group.add_argument(
+        "--base",
+        action="append",
+        metavar="COLUMN=LEVEL",
+        help="level that the others of a category are compared with (default: the first in order); may be repeated",
+    )
+    group.add_argument("--weights", metavar="COLUMN", help="regressions: how often each row of the fit counts")
     group.add_argument(
         "--separator", type=separator, default=",", metavar="MARK", help="separator of a CSV file (default: ,)"
     )
@@ -112,11 +128,18 @@ def _add_data(group: Any) -> None:
         help="fraction of the rows to hold out for testing: random rows, or the last days of a series",
     )
     test.add_argument("--test", metavar="FILE", help="file of rows to test on")
+    test.add_argument("--test-where", metavar="COLUMN=VALUE", help="test on the rows with this value, fit the others")
+    test.add_argument(
+        "--test-from", metavar="COLUMN=START", help="test on the rows from this date or number on, fit those before"
+    )
 
 
 def _add_model(group: Any) -> None:
     group.add_argument(
         "--model", required=True, choices=MODELS, metavar="MODEL", help=f"one of {', '.join(MODELS)}; see below"
+    )
+    group.add_argument(
+        "--positive", metavar="LABEL", help="logistic: the label of two that is the one (default: yes, true, 1 ...)"
     )
     group.add_argument("--no-intercept", action="store_true", help="regressions: fit without an intercept")
     group.add_argument(
@@ -142,8 +165,8 @@ def _add_fitting(group: Any) -> None:
         "--method",
         default="auto",
         choices=METHODS,
-        help="how to fit: exact integrals, or one of the methods for black boxes (default: auto, which is exact for the "
-        "regressions except multinomial)",
+        help="how to fit: exact integrals, or one of the methods for black boxes (default: auto, which is exact for all "
+        "except garch)",
     )
     group.add_argument(
         "--tol",
@@ -167,18 +190,32 @@ def _tables(args: argparse.Namespace) -> tuple[Choice, Table | None]:
     from qbvi.cli.tabular import read_table
     from qbvi.cli.tabular.choices import Wishes, choose
 
-    table, test = read_table(args.data, args.separator), None
-    if args.test_share is not None:
-        table, test = _split(table, args.test_share, None if args.model in ("har", "garch") else args.seed)
-    elif args.test is not None:
-        test = read_table(args.test, args.separator)
-    wishes = Wishes(**{part.name: getattr(args, part.name) for part in fields(Wishes)})
+    table, split = read_table(args.data, args.separator), args.test_where or args.test_from
+    table, test = _apart(args, table)
+    wishes = Wishes(
+        **{part.name: getattr(args, part.name) for part in fields(Wishes) if part.name != "split"},
+        split=split.partition("=")[0].strip() if split else None,
+    )
     choice = choose(wishes, table, args.drop_missing)
     if test is not None and args.drop_missing:
         test = test.without_missing((choice.recipe.target, *choice.recipe.columns))
     if test is not None:
         choice.recipe.check(test)
     return choice, test
+
+
+def _apart(args: argparse.Namespace, table: Table) -> tuple[Table, Table | None]:
+    """The rows to fit and, if any, the rows to test on."""
+    from qbvi.cli.tabular import read_table
+    from qbvi.cli.tabular.split import split_from, split_where
+
+    if args.test_share is not None:
+        return _split(table, args.test_share, None if args.model in ("har", "garch") else args.seed)
+    if args.test_where is not None:
+        return split_where(table, args.test_where)
+    if args.test_from is not None:
+        return split_from(table, args.test_from)
+    return table, None if args.test is None else read_table(args.test, args.separator)
 
 
 def _folder(out: str) -> Path:

@@ -47,6 +47,9 @@ def add_to(commands: Any) -> None:
         "--interval", type=share, default=0.9, metavar="P", help="probability of the intervals (default: %(default)s)"
     )
     parser.add_argument("--draws", type=whole, default=1000, metavar="N", help="posterior draws (default: %(default)s)")
+    parser.add_argument(
+        "--draws-out", metavar="FILE", help="also write every draw: row, draw, expected target and new target"
+    )
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="random seed (default: %(default)s)")
     parser.add_argument(
         "--separator", type=separator, default=",", metavar="MARK", help="separator of a CSV file (default: ,)"
@@ -75,6 +78,8 @@ def _predict(args: argparse.Namespace) -> None:
     table = _rows(args, posterior.recipe)
     spread = Spread(args.draws, args.seed, args.interval)
     write_columns(posterior.recipe.predictions(posterior.fit, table, spread), args.out, sys.stdout)
+    if args.draws_out is not None:
+        write_columns(posterior.recipe.draws(posterior.fit, table, spread), args.draws_out, None)
 
 
 def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:
@@ -92,11 +97,11 @@ def _rows(args: argparse.Namespace, recipe: Recipe) -> Table | None:
 
 def _refuse_bad_places(args: argparse.Namespace) -> None:
     """Refuse to overwrite an input file, and an output folder that does not exist."""
-    for given in (args.data, args.posterior):
-        if args.out and given and os.path.realpath(given) == os.path.realpath(args.out):
-            msg = f"--out must not be one of the input files, got {args.out!r}"
+    for option, out in (("--out", args.out), ("--draws-out", args.draws_out)):
+        for given in (args.data, args.posterior):
+            if out and given and os.path.realpath(given) == os.path.realpath(out):
+                msg = f"{option} must not be one of the input files, got {out!r}"
+                raise ValueError(msg)
+        if not os.path.isdir(os.path.dirname(os.path.abspath(out or ""))):
+            msg = f"{option} must be in an existing folder, got {out!r}"
             raise ValueError(msg)
-    folder = os.path.dirname(os.path.abspath(args.out or ""))
-    if not os.path.isdir(folder):
-        msg = f"--out must be in an existing folder, got {args.out!r}"
-        raise ValueError(msg)

@@ -2,6 +2,7 @@
 
 from qbvi.exact.bound import ExactBound, GaussianPrior, Noise, Point
 from qbvi.exact.method import Columns, Exact
+from qbvi.exact.multinomial import MultinomialBound
 from qbvi.exact.quadrature import Expected, expected_softplus, hermite
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "ExactBound",
     "Expected",
     "GaussianPrior",
+    "MultinomialBound",
     "Noise",
     "Point",
     "expected_softplus",

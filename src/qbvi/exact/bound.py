@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 import scipy
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from qbvi.exact.quadrature import Expected
 
-__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression", "Search"]
+__all__ = ["ExactBound", "GaussianPrior", "Noise", "Point", "Regression", "Search", "Seen", "Spread"]
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ _NOT_DETERMINED = (
 
 
 class Regression(Protocol):
-    """Rows that depend on a linear predictor, as `qbvi.models.LinearPredictor` has them."""
+    """Rows that depend on linear predictors, as `qbvi.models.DesignModel` has them."""
 
     intercept: bool  # whether the first column is one everywhere
 
@@ -68,7 +68,15 @@ class Regression(Protocol):
     def data(self) -> tuple[Floats, ...]:
         """The design (n, k), and what else belongs to the rows: (n,) each."""
 
-    def expected_of(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+    @property
+    def total_weight(self) -> float:
+        """Number of rows, each counted by its weight."""
+
+
+class OnePredictor(Regression, Protocol):
+    """Rows with one linear predictor each, as `qbvi.models.LinearPredictor` has them."""
+
+    def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
         """Expected log-likelihood of each row, given the moments of its predictor."""
 
 
@@ -116,11 +124,11 @@ class Noise(NamedTuple):
         """Expectation of one over the variance."""
         return self.alpha / self.beta
 
-    def updated(self, rows: int, squares: float) -> Noise:
+    def updated(self, rows: float, squares: float) -> Noise:
         """The best factor beside a Gaussian with these expected squares of the residuals."""
         return Noise(self.alpha + rows / 2, self.beta + squares / 2)
 
-    def log_evidence(self, prior: Noise, rows: int) -> float:
+    def log_evidence(self, prior: Noise, rows: float) -> float:
         """The part of the bound that depends on the variance, if this factor is the best one."""
         log_gammas = scipy.special.gammaln(self.alpha) - scipy.special.gammaln(prior.alpha)
         return float(
@@ -195,7 +203,7 @@ class Spread(NamedTuple):
         return _row_squares(design @ self.factor)
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """What one pass over the data finds."""
 
     value: float  # expected log-likelihood
@@ -211,7 +219,7 @@ class ExactBound:
 
     Parameters
     ----------
-    regression : Regression
+    regression : OnePredictor
         Rows and their one-dimensional expectations.
     prior : GaussianPrior
         Prior of the coefficients.
@@ -239,8 +247,10 @@ class ExactBound:
     noise: Noise | None = None
     centre: Floats | None = None
 
+    is_exact: ClassVar[bool] = True  # whether its integrals have no error that counts
+
     @classmethod
-    def centred(cls, regression: Regression, prior: GaussianPrior, noise: Noise | None = None) -> ExactBound:
+    def centred(cls, regression: Regression, prior: GaussianPrior, noise: Noise | None = None) -> Self:
         """The bound in other coordinates, if there is an intercept: with columns of mean zero.
 
         Columns far from zero are nearly collinear with the intercept, and digits would be lost.
@@ -328,18 +338,19 @@ class ExactBound:
         gap = 0.5 * float(gradient @ shift) + 0.5 * max(0.0, change)
         return Point(mean, precision, spread, bound, shift, target, gap, gradient, noise, 1 + products)
 
-    def _log_likelihood(self, seen: _Seen, noise: Noise | None) -> float:
+    def _log_likelihood(self, seen: Seen, noise: Noise | None) -> float:
         """Its expectation, with the prior and the entropy of the noise variance if there is one."""
         if noise is None or self.noise is None:
             return seen.value
-        return noise.log_evidence(self.noise, self.rows)
+        return noise.log_evidence(self.noise, self.regression.total_weight)
 
-    def _best_noise(self, seen: _Seen) -> Noise | None:
+    def _best_noise(self, seen: Seen) -> Noise | None:
         if self.noise is None:
             return None
-        return self.noise.updated(self.rows, -2 * seen.value - self.rows * _LOG_2PI)
+        rows = self.regression.total_weight
+        return self.noise.updated(rows, -2 * seen.value - rows * _LOG_2PI)
 
-    def _newton(self, seen: _Seen, noise: Noise | None) -> Floats:
+    def _newton(self, seen: Seen, noise: Noise | None) -> Floats:
         """T = precision of the prior + X' diag(w) X, or its diagonal."""
         matrix = seen.curvature if noise is None else noise.precision * seen.curvature
         own = self.prior.precision
@@ -347,15 +358,16 @@ class ExactBound:
             return matrix + own
         return matrix + np.diag(own) if matrix.ndim == 2 else matrix + np.diagonal(own)
 
-    def _pass(self, mean: Floats, spread: Spread) -> _Seen:
+    def _pass(self, mean: Floats, spread: Spread) -> Seen:
         k = len(mean)
         is_direct = not spread.is_diagonal or k <= _MOST_DIRECT
         value, trace, slope = 0.0, 0.0, np.zeros(k)
         curvature = np.zeros((k, k) if is_direct else k)
         weights = np.empty(0 if is_direct else self.rows)
+        regression = cast("OnePredictor", self.regression)
         for rows, design, rest in self._chunks():
             variances = spread.variances(design)
-            found = self.regression.expected_of(design @ mean, variances, *rest)
+            found = regression.expected_terms(design @ mean, variances, *rest)
             value += float(np.sum(found.value))
             trace -= float(found.curvature @ variances)
             slope += found.slope @ design
@@ -365,7 +377,7 @@ class ExactBound:
             else:
                 weights[rows] = -found.curvature
                 curvature -= found.curvature @ design**2
-        return _Seen(value, slope, curvature, trace, weights)
+        return Seen(value, slope, curvature, trace, weights)
 
     def _chunks(self) -> Iterator[tuple[slice, Floats, list[Floats]]]:
         """The rows in parts, so that memory does not grow with their number."""

@@ -78,11 +78,14 @@ class Exact(Algorithm):
         Where its parameters are among the coordinates of u.
     tol : float, optional
         Nats to the best member of the family at which to stop. By default 1e-8.
+    bound : type
+        What computes the integrals of the rows.
     """
 
     regression: Regression
     columns: Columns
     tol: float | None = None
+    bound: type[ExactBound] = ExactBound
     prior: GaussianPrior | None = field(default=None, init=False)
     noise: Noise | None = field(default=None, init=False)
 
@@ -180,14 +183,15 @@ class Exact(Algorithm):
         )
         return after, info
 
-    def exact_bound(self, state: Any) -> float:
-        """The bound at ``state.q``."""
-        return float(state.search.point.bound)
+    def exact_bound(self, state: Any) -> float | None:
+        """The bound at ``state.q``, if its integrals are exact."""
+        return float(state.search.point.bound) if self.bound.is_exact else None
 
     def notes(self, state: Any) -> tuple[str, ...]:
         """How often the data were read."""
         rows = len(self.regression.data[0])
-        passes = f"{state.search.passes:,} passes over the {rows:,} rows computed exact integrals"
+        integrals = "exact integrals" if self.bound.is_exact else "integrals by fixed nodes"
+        passes = f"{state.search.passes:,} passes over the {rows:,} rows computed {integrals}"
         return (f"{passes}; the evaluations are those of the fresh draws that judge the result",)
 
     @property
@@ -200,13 +204,13 @@ class Exact(Algorithm):
     @cached_property
     def _centred(self) -> ExactBound:
         assert self.prior is not None, "for_model comes first"
-        return ExactBound.centred(self.regression, self.prior, self.noise)
+        return self.bound.centred(self.regression, self.prior, self.noise)
 
     @cached_property
     def _uncentred(self) -> ExactBound:
         """A diagonal covariance would not stay diagonal in other coordinates."""
         assert self.prior is not None, "for_model comes first"
-        return ExactBound(self.regression, self.prior, self.noise)
+        return self.bound(self.regression, self.prior, self.noise)
 
     def _member(self, family: Any, point: Point) -> Floats:
         """The point as a member of the family."""

@@ -248,7 +248,7 @@ class StatisticalModel(ABC):
         """The options with the method and the family that this model has by default."""
         if options.get("method") == "exact":
             msg = (
-                "`method` can be 'exact' for regressions with one linear predictor, Logistic, Binomial, Poisson, Linear and HAR, "
+                "`method` can be 'exact' for regressions, Logistic, MultinomialLogistic, Binomial, Poisson, Linear and HAR, "
                 f"got {type(self).__name__}; take method='auto'"
             )
             raise ValueError(msg)

@@ -34,6 +34,8 @@ class Binomial(LinearPredictor):
         Numbers of trials.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -45,8 +47,8 @@ class Binomial(LinearPredictor):
 
     trials: Floats = np.empty(0)
 
-    def __init__(self, X: Any, y: Any, trials: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, trials: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         n = len(self.design)
         as_target(y, n)  # before the trials, so that a mistake in both is reported here
         self.trials = _trials(trials, n)
@@ -64,7 +66,7 @@ class Binomial(LinearPredictor):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design, successes and trials."""
-        return self.design, self.y, self.trials
+        return self._rows_with_weights(self.design, self.y, self.trials)
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log binomial probabilities."""

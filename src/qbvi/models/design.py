@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import flag
+from qbvi.arrange import arrange
 from qbvi.distributions import Normal
+from qbvi.exact import Columns as ExactColumns
+from qbvi.exact import Exact, ExactBound
+from qbvi.model import Model
 from qbvi.models.base import Prediction, StatisticalModel
-from qbvi.models.inputs import Columns, as_columns, as_target, matching_columns
+from qbvi.models.inputs import Columns, as_columns, as_target, as_weights, matching_columns
 from qbvi.points import is_named
 
 __all__ = ["DesignModel"]
 
 Floats = NDArray[np.float64]
 
+# Options that mean a black box: its earlier values, or where its calls are made.
+_BLACK_BOX = ("evaluations", "executor", "timeout", "backend", "device", "dtype")
 _WIDTH = 2.5  # prior standard deviation of the effect of one standard deviation of a covariate
 
 
@@ -31,13 +37,20 @@ class DesignModel(StatisticalModel):
         Covariates, after a column of ones if there is an intercept.
     coefficients : tuple of str
         Their names: ``intercept``, then the columns of a frame, or ``x1, x2 ...``.
+    weights : array (n,), optional
+        How often each row counts; they need not be whole numbers. If given, they are the last
+        array of `data`.
     """
 
+    further_names: tuple[str, ...] = ()  # names of the parameters other than the coefficients
+    bound: ClassVar[type[ExactBound]] = ExactBound  # what `method="exact"` integrates with
     y: Floats = np.empty(0)  # a model without data has no rows
+    weights: Floats | None = None  # of the rows; None if each counts once
 
-    def __init__(self, X: Any, intercept: bool) -> None:
+    def __init__(self, X: Any, intercept: bool, weights: Any = None) -> None:
         flag("intercept", intercept)
         columns = as_columns(X)
+        self.weights = None if weights is None else as_weights(weights, len(columns.values))
         _check_constants(columns, intercept)
         if intercept and "intercept" in columns.names:
             msg = "`X` has a column named 'intercept': rename it, or pass intercept=False"
@@ -117,7 +130,9 @@ class DesignModel(StatisticalModel):
     def _new_data(self, X_new: Any, y_new: Any, weights: Mapping[str, Any]) -> tuple[Floats, ...]:
         design = self.design_of(X_new)
         further = self._new_weights(len(design), weights)
-        return design, self._target_of(y_new, len(design), *further), *further
+        # A new row counts once, whatever the weights of the data are.
+        once = () if self.weights is None else (np.ones(len(design)),)
+        return design, self._target_of(y_new, len(design), *further), *further, *once
 
     def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
         """The checked target of n rows."""
@@ -130,6 +145,36 @@ class DesignModel(StatisticalModel):
             raise TypeError(msg)
         return ()
 
+    def _options(self, prior: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """With the method "exact", by name or by default if it can fit this posterior."""
+        method = options.get("method", "auto")
+        if not isinstance(method, str) or method not in ("auto", "exact"):
+            return dict(options)
+        family = self._exact_family(prior, options.get("family", "auto"))
+        model, posterior = arrange(prior, family)
+        exact = Exact(self, self._columns_of(model), options.get("tol"), self.bound)
+        objection = exact.objection(model, posterior)
+        is_black_box = any(options.get(name) is not None for name in _BLACK_BOX)
+        if not objection and (method == "exact" or not is_black_box):
+            return {**options, "method": exact, "family": family}
+        if method == "exact":
+            msg = f"`method` can be 'exact' only where all integrals are known: {objection}; take method='auto'"
+            raise ValueError(msg)
+        return dict(options)
+
+    def _exact_family(self, prior: Any, family: Any) -> Any:
+        """The family that "auto" means for the method "exact"."""
+        return family
+
+    def _columns_of(self, model: Model) -> ExactColumns:
+        """Where the parameters are among the coordinates of the model.
+
+        Each coordinate has its number over their number as its value: no map overflows there.
+        """
+        numbered, _ = self._laid_out(model.constrain(np.arange(model.dim)[None] / model.dim))
+        coefficients = np.rint(model.dim * numbered[0, : len(self.names) - len(self.further_names)]).astype(np.intp)
+        return ExactColumns(coefficients, *self.further_names)
+
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         self.columns, self.intercept = columns.names, intercept
         self.design = _with_intercept(columns.values, intercept)
@@ -138,6 +183,24 @@ class DesignModel(StatisticalModel):
     def _noise(self, seed: int) -> np.random.Generator:
         """Generator of new data, independent of the draws of the parameters."""
         return np.random.default_rng(np.random.SeedSequence(seed).spawn(1)[0])
+
+    @property
+    def total_weight(self) -> float:
+        """Number of rows, each counted by its weight."""
+        return float(len(self.design) if self.weights is None else self.weights.sum())
+
+    def _rows_with_weights(self, *columns: Floats) -> tuple[Floats, ...]:
+        """The arrays of `data`: these, and the weights if there are any."""
+        return columns if self.weights is None else (*columns, self.weights)
+
+    def _apart(self, data: tuple[Floats, ...]) -> tuple[tuple[Floats, ...], Floats | float]:
+        """Undo `_rows_with_weights`: the arrays, and the weights or one."""
+        return (data, 1.0) if self.weights is None else (data[:-1], data[-1])
+
+    def _moments(self, values: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the rows, each with its weight."""
+        mean = np.average(values, axis=0, weights=self.weights)
+        return mean, np.sqrt(np.average((values - mean) ** 2, axis=0, weights=self.weights))
 
     @abstractmethod
     def _gradient(self, flat: Floats) -> Floats:
@@ -160,13 +223,13 @@ class DesignModel(StatisticalModel):
             raise ValueError(msg)
         centre, unit = self._scale_of_target()
         columns = self.design[:, int(self.intercept) :]
-        sd = columns.std(axis=0)
+        means, sd = self._moments(columns)
         scales = _WIDTH * unit / np.where(sd > 0, sd, np.abs(columns[0]) + (columns[0] == 0))
         priors = [Normal(0.0, float(s)) for s in scales]
         if not self.intercept:
             return priors
         # The intercept absorbs the columns' origin, so its scale includes their effects there.
-        reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * columns.mean(axis=0)) ** 2)))
+        reach = float(np.sqrt((_WIDTH * unit) ** 2 + np.sum((scales * means) ** 2)))
         return [Normal(centre, reach), *priors]
 
     def _structured(self, flat: Floats, like: Mapping[str, Any]) -> dict[str, Floats]:

@@ -18,6 +18,7 @@ __all__ = [
     "as_series",
     "as_target",
     "as_varying_target",
+    "as_weights",
     "drawn_classes",
     "matching_columns",
     "refuse",
@@ -72,6 +73,13 @@ def as_varying_target(y: Any, n: int) -> Floats:
     if np.ptp(values) == 0:
         msg = f"`y` must vary, got {values[0]:g} in every row"
         raise ValueError(msg)
+    return values
+
+
+def as_weights(weights: Any, n: int) -> Floats:
+    """Positive weights of the rows."""
+    values = as_target(weights, n, argument="weights")
+    refuse("weights", "be positive (leave rows of weight zero out)", values, values <= 0)
     return values
 
 

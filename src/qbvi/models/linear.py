@@ -34,6 +34,8 @@ class Linear(LinearPredictor):
         The target.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -50,8 +52,8 @@ class Linear(LinearPredictor):
 
     further_names = ("sigma2",)
 
-    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         if "sigma2" in self.coefficients:
             msg = "`X` has a column named 'sigma2', the name of the noise variance: rename it"
             raise ValueError(msg)
@@ -60,14 +62,14 @@ class Linear(LinearPredictor):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design and target."""
-        return self.design, self.y
+        return self._rows_with_weights(self.design, self.y)
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
         """Independent normals for the coefficients, and an inverse gamma for the variance.
 
         The inverse gamma has the weight of two rows with a twentieth of the target's variance.
         """
-        return super().normal_prior(scale) | {"sigma2": InverseGamma(1.0, 0.05 * float(self.y.var()))}
+        return super().normal_prior(scale) | {"sigma2": InverseGamma(1.0, 0.05 * float(self._moments(self.y)[1]) ** 2)}
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log normal densities, given the target and the variance (S, 1)."""
@@ -98,7 +100,8 @@ class Linear(LinearPredictor):
     def _gradient(self, flat: Floats) -> Floats:
         sigma2 = flat[:, -1:]
         residual = self.y - flat[:, :-1] @ self.design.T
-        by_variance = 0.5 * np.sum(residual**2 / sigma2**2 - 1 / sigma2, axis=1, keepdims=True)
+        weights = 1.0 if self.weights is None else self.weights
+        by_variance = 0.5 * np.sum(weights * (residual**2 / sigma2**2 - 1 / sigma2), axis=1, keepdims=True)
         return np.concatenate([super()._gradient(flat), by_variance], axis=1)
 
     def predicted(self, flat: Floats, eta: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -106,4 +109,5 @@ class Linear(LinearPredictor):
         return eta, eta + np.sqrt(flat[:, -1:]) * rng.standard_normal(eta.shape)
 
     def _scale_of_target(self) -> tuple[float, float]:
-        return float(self.y.mean()), float(self.y.std())
+        mean, sd = self._moments(self.y)
+        return float(mean), float(sd)

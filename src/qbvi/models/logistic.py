@@ -30,6 +30,8 @@ class Logistic(LinearPredictor):
         Zeros and ones, or booleans.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -47,8 +49,8 @@ class Logistic(LinearPredictor):
 
     target_kind = "binary"
 
-    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         self.y = self._target_of(y, len(self.design))
 
     def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
@@ -59,7 +61,7 @@ class Logistic(LinearPredictor):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design and target."""
-        return self.design, self.y
+        return self._rows_with_weights(self.design, self.y)
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """-log(1 + exp(-(2 y - 1) eta))."""

@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from qbvi.exact import MultinomialBound
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
 from qbvi.models.inputs import as_classes, as_known_classes, drawn_classes
@@ -33,6 +34,8 @@ class MultinomialLogistic(DesignModel):
         Labels of any sortable kind.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Attributes
     ----------
@@ -54,9 +57,10 @@ class MultinomialLogistic(DesignModel):
     """
 
     target_kind = "classes"
+    bound = MultinomialBound
 
-    def __init__(self, X: Any, y: Any, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         self.classes, self.y = as_classes(y, len(self.design))
         self._name_parameters()
 
@@ -89,7 +93,7 @@ class MultinomialLogistic(DesignModel):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design, and the index of each row's class."""
-        return self.design, self.y
+        return self._rows_with_weights(self.design, self.y)
 
     def normal_prior(self, scale: float | None = None) -> dict[str, Any]:
         """Independent normals, by name, for the coefficients of all classes except the first.
@@ -100,9 +104,9 @@ class MultinomialLogistic(DesignModel):
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
         """Log probability of each row's class: (S, p) -> (S, rows)."""
-        design, y = data
+        (design, y), weights = self._apart(data)
         log_probability = scipy.special.log_softmax(self._predictors(flat, design), axis=-1)
-        return np.asarray(log_probability[:, np.arange(len(y)), y.astype(int)])
+        return np.asarray(weights * log_probability[:, np.arange(len(y)), y.astype(int)])
 
     def _target_of(self, y: Any, n: int, *further: Floats) -> Floats:
         return as_known_classes(y, n, self.classes)
@@ -113,6 +117,8 @@ class MultinomialLogistic(DesignModel):
     def _gradient(self, flat: Floats) -> Floats:
         is_class = self.y[:, None] == np.arange(len(self.classes))
         slope = is_class - scipy.special.softmax(self._predictors(flat, self.design), axis=-1)
+        if self.weights is not None:
+            slope = self.weights[:, None] * slope
         by_class = np.moveaxis(slope[:, :, 1:], 1, 2) @ self.design  # (S, classes - 1, k)
         return np.asarray(by_class.reshape(len(flat), -1))
 

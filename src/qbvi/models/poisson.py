@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ class Poisson(LinearPredictor):
         Time or population at risk :math:`e_i`. By default one.
     intercept : bool
         Whether to add a column of ones before the others.
+    weights : array (n,), optional
+        How often each row counts. By default once.
 
     Examples
     --------
@@ -47,8 +50,8 @@ class Poisson(LinearPredictor):
 
     exposure: Floats = np.empty(0)
 
-    def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True) -> None:
-        super().__init__(X, intercept)
+    def __init__(self, X: Any, y: Any, exposure: Any = 1.0, intercept: bool = True, weights: Any = None) -> None:
+        super().__init__(X, intercept, weights)
         n = len(self.design)
         as_target(y, n)  # before the exposures, so that a mistake in both is reported here
         self.exposure = _exposures(exposure, n)
@@ -65,7 +68,7 @@ class Poisson(LinearPredictor):
     @property
     def data(self) -> tuple[Floats, ...]:
         """Design, counts and exposures."""
-        return self.design, self.y, self.exposure
+        return self._rows_with_weights(self.design, self.y, self.exposure)
 
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
         """Log Poisson probabilities; minus infinity if the rate overflows."""
@@ -106,7 +109,8 @@ class Poisson(LinearPredictor):
         return rate, rng.poisson(np.minimum(rate, _LARGEST_RATE)).astype(float)
 
     def _scale_of_target(self) -> tuple[float, float]:
-        return float(np.log(max(self.y.sum(), 0.5) / self.exposure.sum())), 1.0
+        weights = np.ones_like(self.y) if self.weights is None else self.weights
+        return math.log(max(float(weights @ self.y), 0.5) / float(weights @ self.exposure)), 1.0
 
 
 def _exposures(exposure: Any, n: int) -> Floats:

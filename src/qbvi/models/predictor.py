@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arrange import arrange
-from qbvi.exact import Columns as ExactColumns
-from qbvi.exact import Exact, Expected
-from qbvi.model import Model
+from qbvi.exact import Expected
 from qbvi.models.base import Prediction
 from qbvi.models.design import DesignModel
 from qbvi.models.inputs import Columns
@@ -22,8 +19,6 @@ __all__ = ["LinearPredictor"]
 Floats = NDArray[np.float64]
 
 _PORTION = 2**22  # values of rows at draws that are computed at once: 32 MB for each array of them
-# Options that mean a black box: its earlier values, or where its calls are made.
-_BLACK_BOX = ("evaluations", "executor", "timeout", "backend", "device", "dtype")
 
 
 class LinearPredictor(DesignModel):
@@ -33,8 +28,6 @@ class LinearPredictor(DesignModel):
     expectation for a Gaussian ``eta``, the mean, and new data. Parameters other than the
     coefficients follow the data, as columns (S, 1).
     """
-
-    further_names: tuple[str, ...] = ()  # names of the parameters other than the coefficients
 
     @abstractmethod
     def terms_of(self, eta: Floats, *data: Floats) -> Floats:
@@ -69,8 +62,14 @@ class LinearPredictor(DesignModel):
 
     def terms(self, flat: Floats, *data: Floats) -> Floats:
         """Log-likelihood of every row at every draw: (S, p) -> (S, rows)."""
-        design, *rest = data
-        return self.terms_of(self._predictors(flat, design), *rest, *self._others(flat))
+        (design, *rest), weights = self._apart(data)
+        return np.asarray(weights * self.terms_of(self._predictors(flat, design), *rest, *self._others(flat)))
+
+    def expected_terms(self, mean: Floats, var: Floats, *data: Floats) -> Expected:
+        """`expected_of`, times the weights of the rows, if they are the last of ``data``."""
+        own, weights = self._apart(data)
+        found = self.expected_of(mean, var, *own)
+        return found if self.weights is None else Expected(*(weights * part for part in found))
 
     def rows(self, params: Any, batch: tuple[Floats, ...]) -> Any:
         """Log-likelihood of a batch of the rows of `data`, in portions that fit into memory."""
@@ -80,39 +79,11 @@ class LinearPredictor(DesignModel):
         total = sum(self.terms(flat, *portion).sum(axis=-1) for portion in portions)
         return float(total[0]) if is_one else total
 
-    def _options(self, prior: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-        """With the method "exact", by name or by default if it can fit this posterior."""
-        method = options.get("method", "auto")
-        if not isinstance(method, str) or method not in ("auto", "exact"):
-            return dict(options)
-        family = self._exact_family(prior, options.get("family", "auto"))
-        model, posterior = arrange(prior, family)
-        exact = Exact(self, self._columns_of(model), options.get("tol"))
-        objection = exact.objection(model, posterior)
-        is_black_box = any(options.get(name) is not None for name in _BLACK_BOX)
-        if not objection and (method == "exact" or not is_black_box):
-            return {**options, "method": exact, "family": family}
-        if method == "exact":
-            msg = f"`method` can be 'exact' only where all integrals are known: {objection}; take method='auto'"
-            raise ValueError(msg)
-        return dict(options)
-
-    def _exact_family(self, prior: Any, family: Any) -> Any:
-        """The family that "auto" means for the method "exact"."""
-        return family
-
-    def _columns_of(self, model: Model) -> ExactColumns:
-        """Where the parameters are among the coordinates of the model.
-
-        Each coordinate has its number over their number as its value: no map overflows there.
-        """
-        numbered, _ = self._laid_out(model.constrain(np.arange(model.dim)[None] / model.dim))
-        coefficients = np.rint(model.dim * numbered[0, : len(self.coefficients)]).astype(np.intp)
-        return ExactColumns(coefficients, *self.further_names)
-
     def _gradient(self, flat: Floats) -> Floats:
-        design, *rest = self.data
-        return self.slope_of(self._predictors(flat, design), *rest, *self._others(flat)) @ design
+        (design, *rest), weights = self._apart(self.data)
+        return np.asarray(
+            (weights * self.slope_of(self._predictors(flat, design), *rest, *self._others(flat))) @ design
+        )
 
     def _lay_out(self, columns: Columns, intercept: bool) -> None:
         super()._lay_out(columns, intercept)

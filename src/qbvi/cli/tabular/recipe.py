@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
 import numpy as np
@@ -64,7 +64,9 @@ class Recipe(ABC):
     def from_facts(cls, facts: Mapping[str, Any]) -> Self:
         """Undo `to_facts`; raises ValueError if the facts are not those of a recipe."""
         hints = get_type_hints(cls)
-        words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in fields(cls)}
+        # Files of earlier versions lack fields that have a default.
+        known = [part for part in fields(cls) if part.name in facts or part.default is MISSING]
+        words = {part.name: _as(hints[part.name], facts[part.name], part.name) for part in known}
         if words["model"] not in cls.kinds:
             msg = f"`model` must be one of {', '.join(cls.kinds)}, got {words['model']!r}"
             raise ValueError(msg)
@@ -99,6 +101,11 @@ class Recipe(ABC):
     @abstractmethod
     def predictions(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
         """One row per row of the table: means, probabilities, and interval ends."""
+
+    def draws(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
+        """Every draw of every row's target; the models of series have none by rows."""
+        msg = f"--draws-out is for regressions, got --model {self.model}"
+        raise TableError(msg)
 
     @abstractmethod
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
@@ -151,6 +158,8 @@ def _as(hint: Any, value: Any, name: str) -> Any:
     """A value from a file, checked to have the type of its field."""
     if hint in _PLAIN and isinstance(value, _PLAIN[hint]):
         return value
+    if hint == tuple[tuple[str, ...], ...] and isinstance(value, list):
+        return tuple(_as(tuple[str, ...], item, name) for item in value)
     if hint in _ITEMS and isinstance(value, list) and all(isinstance(item, _ITEMS[hint]) for item in value):
         return tuple(value)
     msg = f"`{name}` must be {hint}, got {value!r:.40}"

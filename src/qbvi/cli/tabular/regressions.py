@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.cli.tabular.encoding import Encoding, level_of
 from qbvi.cli.tabular.recipe import (
     Columns,
     Recipe,
@@ -49,6 +50,12 @@ class RegressionRecipe(Recipe):
         empty if there is none.
     classes : tuple
         Labels of the target; the first is the reference class.
+    outcomes : tuple of str
+        Labels that mean zero and one; empty if the target has the numbers themselves.
+    row_weights : str
+        Column that says how often each row of the fit counts; empty if there is none.
+    sources, levels, origins, terms
+        Those of the `Encoding`; empty if the features are columns of numbers.
     """
 
     features: tuple[str, ...] = ()
@@ -58,6 +65,12 @@ class RegressionRecipe(Recipe):
     weight_kind: str = ""
     weight: str = ""
     classes: tuple[str | int | float, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    row_weights: str = ""
+    sources: tuple[str, ...] = ()
+    levels: tuple[tuple[str, ...], ...] = ()
+    origins: tuple[str, ...] = ()
+    terms: tuple[tuple[str, ...], ...] = ()
 
     kinds: ClassVar[Mapping[str, Any]]
 
@@ -68,24 +81,39 @@ class RegressionRecipe(Recipe):
         if self.weight and self.weight_kind not in self._kind.weight_kinds:
             msg = f"`weight_kind` must be one of those of {self.model}, got {self.weight_kind!r}"
             raise ValueError(msg)
+        if self.encoding.names != self.features:
+            msg = f"`features` must be those of the sources, got {', '.join(self.features[:8])}"
+            raise ValueError(msg)
+
+    @property
+    def encoding(self) -> Encoding:
+        """How columns of the table become the features."""
+        if not self.sources:
+            return Encoding.of_numbers(self.features)
+        return Encoding(self.sources, self.levels, self.origins, self.terms)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The features, and the column of trials or exposures."""
-        return (*self.features, self.weight) if self.weight else self.features
+        """The columns behind the features, and the column of trials or exposures."""
+        sources = self.encoding.sources
+        return (*sources, self.weight) if self.weight else sources
 
     @property
     def title(self) -> str:
         """The model, target and features in one line."""
         weight = f", {self.weight_kind} {self.weight}" if self.weight else ""
         how = " (standardised)" if self.scales else ""
-        return f"{self._kind.title} of {self.target} on {', '.join(self.features)}{how}{weight}"
+        outcome = f" ({self.outcomes[1]!r} is one)" if self.outcomes else ""
+        by = f", weights {self.row_weights}" if self.row_weights else ""
+        on = ", ".join(":".join(term) for term in self.encoding.terms)
+        return f"{self._kind.title} of {self.target}{outcome} on {on}{how}{weight}{by}"
 
     def trained(self, table: Table) -> DesignModel:
         """The model with its data."""
         covariates, y, weights = self._covariates(table), self._kind.target(self, table), self._weights(table)
+        by = {"weights": self._row_weights(table)} if self.row_weights else {}
         with named_by_column(table, self.target, "y"):
-            model: DesignModel = self._kind.build(covariates, y, **weights, intercept=self.intercept)
+            model: DesignModel = self._kind.build(covariates, y, **weights, **by, intercept=self.intercept)
             return model
 
     def bare(self) -> DesignModel:
@@ -112,6 +140,19 @@ class RegressionRecipe(Recipe):
         ]
         return {"row": table.rows} | {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    def draws(self, fit: Fit, table: Table | None, spread: Spread) -> Columns:
+        """One row per row of the table and draw: expectation and new target given the draw."""
+        if table is None or self.classes:
+            msg = "--draws-out needs --data, and a model with one number for each row, not --model multinomial"
+            raise TableError(msg)
+        parts = list(self._portions(fit, table, spread))
+        expected, outcomes = (
+            np.concatenate([getattr(prediction, name) for _, prediction, _ in parts], axis=1).T.ravel()
+            for name in ("expected", "outcomes")
+        )
+        draws = np.tile(np.arange(1, spread.n_draws + 1), len(table))
+        return {"row": np.repeat(table.rows, spread.n_draws), "draw": draws, "expected": expected, "outcome": outcomes}
+
     def scores(self, fit: Fit, table: Table, spread: Spread) -> Scores:
         """Quality of the predictions of a table's targets."""
         y, model = self._numbered_target(table), self.bare()
@@ -132,7 +173,7 @@ class RegressionRecipe(Recipe):
 
     def _covariates(self, table: Table) -> Covariates:
         table.require(self.columns)
-        values = np.column_stack([table.numbers(name) for name in self.features])
+        values = self.encoding.values(table)
         if self.scales:
             values = (values - np.array(self.centres)) / np.array(self.scales)
         return Covariates(values, self.features)
@@ -141,6 +182,11 @@ class RegressionRecipe(Recipe):
         """The target, with classes as indices."""
         y = self._kind.target(self, table)
         return np.array([self.classes.index(label) for label in y], dtype=float) if self.classes else np.asarray(y)
+
+    def _row_weights(self, table: Table) -> Floats:
+        values = table.numbers(self.row_weights)
+        table.refuse(self.row_weights, "be positive, as it weights the rows", values, values <= 0)
+        return values
 
     def _weights(self, table: Table) -> dict[str, Floats]:
         """Trials or exposures by the name of the model's argument."""
@@ -183,15 +229,24 @@ class _Kind(NamedTuple):
 
 
 def _zeros_and_ones(recipe: RegressionRecipe, table: Table) -> Floats:
-    if table.names.count(recipe.target) and table.not_a_number(recipe.target) is not None:
-        msg = (
-            f"{table.path}: column {recipe.target!r} must hold zeros and ones, got {table.not_a_number(recipe.target)}; "
-            "labels of classes are for --model multinomial"
-        )
-        raise TableError(msg)
+    if recipe.outcomes:
+        return _two_labels(recipe, table)
     values = table.numbers(recipe.target)
     table.refuse(recipe.target, "hold zeros and ones only", values, (values != 0) & (values != 1))
     return values
+
+
+def _two_labels(recipe: RegressionRecipe, table: Table) -> Floats:
+    """One where the target has the second of its two labels."""
+    labels = np.array([level_of(label) for label in table.labels(recipe.target)])
+    unknown = ~np.isin(labels, recipe.outcomes)
+    if unknown.any():
+        at, both = int(np.argmax(unknown)), " and ".join(map(repr, recipe.outcomes))
+        msg = (
+            f"{table.path}: column {recipe.target!r} must hold {both}, got {str(labels[at])!r} in row {table.rows[at]}"
+        )
+        raise TableError(msg)
+    return np.asarray(labels == recipe.outcomes[1], dtype=np.float64)
 
 
 def _labels(recipe: RegressionRecipe, table: Table) -> list[Any]:

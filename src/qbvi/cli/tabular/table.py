@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +25,7 @@ Floats = NDArray[np.float64]
 _PARQUET = (".parquet", ".pq")
 _SEPARATORS = {";": "';'", "\t": r"'\t'", "|": "'|'", " ": "' '"}
 _SHOWN = 12  # most names in an error
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T].*)?$")
 _LONGEST = 200  # most characters of another library's error
 
 
@@ -91,7 +93,7 @@ class Table:
         self.require([column])
         offender = self.not_a_number(column)
         if offender is not None:
-            msg = f"{self.path}: column {column!r} must hold numbers, got {offender}; convert it to numbers or indicator columns first"
+            msg = f"{self.path}: column {column!r} must hold numbers, got {offender}; --categories takes it for categories"
             raise TableError(msg)
         self.refuse_missing(column)
         values = np.asarray(self.frame[column], dtype=np.float64)
@@ -107,6 +109,31 @@ class Table:
             return [str(label) for label in values.tolist()]
         numbers = np.asarray(values, dtype=np.float64)
         return [int(x) for x in numbers] if np.all(numbers % 1 == 0) else [float(x) for x in numbers]
+
+    def is_date(self, column: str) -> bool:
+        """Whether a column has dates: a type of dates, or texts such as 2024-01-31."""
+        if column in self.finite_columns:
+            return False
+        values = self.frame[column].dropna()
+        if values.dtype.kind == "M":
+            return True
+        is_text = not _is_numeric(values) and len(values) > 0
+        return is_text and all(isinstance(x, str) and _DATE.match(x) is not None for x in values.tolist())
+
+    def days(self, column: str, origin: str = "1970-01-01") -> Floats:
+        """One column of dates as days since the origin, with fractions."""
+        self.require([column])
+        self.refuse_missing(column)
+        if not self.is_date(column):
+            msg = f"{self.path}: column {column!r} must hold dates such as 2024-01-31, got {self.frame[column].iloc[0]!r} in row {self.rows[0]}"
+            raise TableError(msg)
+        try:
+            dates = _pandas().to_datetime(self.frame[column], format="ISO8601", utc=True).dt.tz_localize(None)
+        except ValueError as error:
+            msg = f"{self.path}: column {column!r} must hold dates such as 2024-01-31: {_short(error)}"
+            raise TableError(msg) from error
+        since = dates.to_numpy(dtype="datetime64[us]") - np.datetime64(origin, "us")
+        return np.asarray(since / np.timedelta64(1, "D"), dtype=np.float64)
 
     def not_a_number(self, column: str) -> str | None:
         """Say which value of a column is not a number, and where; None if all are numbers."""
