@@ -69,6 +69,7 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 if TYPE_CHECKING:
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
+    from qbvi.integrations.pymc import from_pymc
 
 __all__ = [
     "QBVI",
@@ -145,6 +146,7 @@ __all__ = [
     "fit",
     "from_cube",
     "from_log_prob",
+    "from_pymc",
     "load",
     "models",
     "paper",
@@ -154,6 +156,8 @@ __all__ = [
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
+    "from_pymc": "pymc",
+    "get_cobaya_class": "cobaya",  # by this name Cobaya finds the class for `sampler: {qbvi: ...}`
 }
 
 

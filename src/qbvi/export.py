@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,22 @@ from qbvi.arguments import as_generator, whole_number
 from qbvi.naming import is_no_text, pick
 from qbvi.results import Fit
 
-__all__ = ["to_arviz"]
+__all__ = ["Described", "to_arviz"]
 
-Groups = dict[str, dict[str, NDArray[np.float64]]]
+Groups = dict[str, Any]
+
+
+class Described(NamedTuple):
+    """Draws as the package shows them that a problem comes from.
+
+    A log-likelihood with a method ``described(values)``, which takes draws stacked along a first
+    axis, decides what `to_arviz` exports.
+    """
+
+    variables: dict[str, NDArray[Any]]  # draws by name, with quantities derived from them
+    coords: dict[str, NDArray[Any]]  # labels along each dimension
+    dims: dict[str, list[Any]]  # names of the dimensions of each variable
+    observed: dict[str, NDArray[Any]]  # the data
 
 
 def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.random.Generator | None = None) -> Any:
@@ -57,9 +71,26 @@ def to_arviz(fit: Fit, kind: str = "auto", draws: int = 1000, seed: int | np.ran
 def _groups(fit: Fit, draws: int, rng: np.random.Generator) -> Groups:
     u = fit.draw_unconstrained(draws, rng)
     log_q = fit.family.log_prob(fit.q, u) - fit.model.log_jacobian(u)
-    groups = {"posterior": _one_chain(fit, fit.model.constrain(u)), "sample_stats": {"lp": np.asarray(log_q)[None]}}
+    groups: Groups = {
+        "posterior": _one_chain(fit, fit.model.constrain(u)),
+        "sample_stats": {"lp": np.asarray(log_q)[None]},
+    }
     prior = fit.model.sample_prior(rng, draws)
-    return groups if prior is None else {**groups, "prior": _one_chain(fit, prior)}
+    if prior is not None:
+        groups["prior"] = _one_chain(fit, prior)
+    describe = getattr(getattr(fit._source, "function", None), "described", None)
+    return groups if describe is None else _described(groups, describe)
+
+
+def _described(groups: Groups, describe: Callable[[Any], Described]) -> Groups:
+    """The groups in the words of the problem; its priors may not be those of its variables."""
+    found = describe({name: array[0] for name, array in groups["posterior"].items()})
+    return {
+        "posterior": {name: array[None] for name, array in found.variables.items()},
+        "sample_stats": groups["sample_stats"],
+        "observed_data": found.observed,
+        "labels": {"coords": found.coords, "dims": found.dims},
+    }
 
 
 def _one_chain(fit: Fit, values: Any) -> dict[str, NDArray[np.float64]]:
@@ -96,7 +127,8 @@ def _inference_data(groups: Groups, attributes: dict[str, Any]) -> Any:
         # ArviZ announces its next generation at every import.
         warnings.simplefilter("ignore", FutureWarning)
         arviz = importlib.import_module("arviz")
-    return arviz.from_dict(**groups, posterior_attrs=attributes, attrs=attributes)
+    labels = groups.pop("labels", {})
+    return arviz.from_dict(**groups, **labels, posterior_attrs=attributes, attrs=attributes)
 
 
 def _data_tree(groups: Groups, attributes: dict[str, Any]) -> Any:
@@ -105,7 +137,8 @@ def _data_tree(groups: Groups, attributes: dict[str, Any]) -> Any:
     except ImportError as error:
         msg = 'export to ArviZ needs a package that is not installed: pip install "qbvi[arviz]" (or arviz-base alone)'
         raise ImportError(msg) from error
-    return arviz_base.from_dict(groups, attrs={"/": attributes, "posterior": attributes})
+    labels = groups.pop("labels", {})
+    return arviz_base.from_dict(groups, **labels, attrs={"/": attributes, "posterior": attributes})
 
 
 def _has_old_arviz() -> bool:
