@@ -69,7 +69,9 @@ from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, Separate
 if TYPE_CHECKING:
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
+    from qbvi.integrations.pints import from_pints
     from qbvi.integrations.pymc import from_pymc
+    from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
     "QBVI",
@@ -146,10 +148,12 @@ __all__ = [
     "fit",
     "from_cube",
     "from_log_prob",
+    "from_pints",
     "from_pymc",
     "load",
     "models",
     "paper",
+    "umbridge",
 ]
 
 # Problems of other packages: modules that are imported on use, as the packages are.
@@ -158,6 +162,8 @@ _ON_USE = {
     "from_log_prob": "log_prob",
     "from_pymc": "pymc",
     "get_cobaya_class": "cobaya",  # by this name Cobaya finds the class for `sampler: {qbvi: ...}`
+    "from_pints": "pints",
+    "umbridge": "umbridge",
 }
 
 

@@ -38,8 +38,9 @@ class Flat(Distribution):
     support : Support
         The set of values of the parameter.
     scale : float or array_like
-        How far a fit looks around its start in its first iteration, on the unconstrained scale. The
-        density does not depend on it, and a fit finds another scale by itself.
+        A length on which the function is expected to change, on the unconstrained scale. The first
+        iteration of a fit is proportional to it. The density does not depend on it, and a fit finds
+        the right scale by itself.
 
     Examples
     --------

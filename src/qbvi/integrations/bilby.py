@@ -27,6 +27,7 @@ from bilby.core.utils import logger
 from numpy.typing import NDArray
 
 from qbvi import distributions
+from qbvi.checkpoint import CheckpointError
 from qbvi.ending import StopKind
 from qbvi.problem import Problem
 from qbvi.results import Fit
@@ -67,7 +68,6 @@ class Qbvi(Sampler):  # type: ignore[misc]  # bilby has no types
         "method": "auto",
         "n_samples": _DRAWS,
         "n_starts": "auto",
-        "npool": None,
         "on_failure": "raise",
         "progress": None,
         "resume": True,
@@ -81,14 +81,19 @@ class Qbvi(Sampler):  # type: ignore[misc]  # bilby has no types
         """Fit the posterior and fill bilby's result."""
         keys = self.search_parameter_keys
         problem = problem_of(self.likelihood, self.priors, keys, self.parameters, bool(self.use_ratio))
-        options = {name: value for name, value in self.kwargs.items() if name not in ("n_samples", "npool", "resume")}
+        options = {name: value for name, value in self.kwargs.items() if name not in ("n_samples", "resume")}
         processes = self.npool if self.npool is not None and self.npool > 1 else None
-        fit = problem.fit(**options, executor=processes, checkpoint=self._checkpoint())
+        try:
+            fit = problem.fit(**options, executor=processes, checkpoint=self._checkpoint())
+        except CheckpointError as error:
+            msg = f"{error} Otherwise run_sampler(..., resume=False) starts anew, or take another `label`."
+            raise CheckpointError(msg) from error
         if fit.stop_kind in (StopKind.INTERRUPTED, StopKind.INTERRUPTED_AT_END):
             self.write_current_state_and_exit()
         if not fit.converged:
             logger.warning(f"qbvi: not converged: {fit.stop_reason}")
-        self._fill(fit, np.asarray(problem.log_likelihood.theta(fit.sample(self.kwargs["n_samples"], seed=fit.seed))))  # type: ignore[attr-defined]
+        draws = fit.sample(self.kwargs["n_samples"], seed=fit.seed)
+        self._fill(fit, problem.log_likelihood.theta(draws))  # type: ignore[attr-defined]
         return self.result
 
     def write_current_state_and_exit(self, signum: Any = None, frame: Any = None) -> None:

@@ -21,6 +21,7 @@ from cobaya.sampler import Sampler
 from numpy.typing import NDArray
 
 from qbvi._version import __version__
+from qbvi.checkpoint import CheckpointError
 from qbvi.distributions import Distribution, Uniform, as_distribution
 from qbvi.problem import Problem
 from qbvi.results import Fit
@@ -83,7 +84,10 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
         if self.start_at_ref:
             at = self.model.prior.reference(random_state=self._rng)
             init = dict(zip(self.model.prior.params, np.asarray(at, dtype=np.float64), strict=True))
-        self.fit = self._problem.fit(init=init, checkpoint=self._file(_CHECKPOINT), **self._options())
+        try:
+            self.fit = self._problem.fit(init=init, checkpoint=self._file(_CHECKPOINT), **self._options())
+        except CheckpointError as error:
+            raise LoggedError(self.log, f"{error} Otherwise 'force: True' starts anew.") from error
         self.mpi_info("%s", self.fit)
         if not self.fit.converged:
             self.mpi_warning("Not converged: %s", self.fit.stop_reason)
@@ -109,7 +113,7 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
         return chain.to_getdist(model=self.model) if to_getdist else chain
 
     def products(self, combined: bool = False, skip_samples: float = 0, to_getdist: bool = False) -> dict[str, Any]:
-        """The chain ``sample``, the log evidence ``logZ`` with error ``logZstd``, and the ``fit``."""
+        """The chain ``sample``, the log evidence ``logZ`` and its error ``logZstd``, the ``fit``."""
         if self.fit is None:
             return {}
         sample = self.samples(combined, skip_samples, to_getdist)
