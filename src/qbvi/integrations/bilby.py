@@ -47,8 +47,8 @@ class Qbvi(Sampler):  # type: ignore[misc]  # bilby has no types
 
     All options of `qbvi.fit` that do not belong to bilby are options of the sampler:
     ``max_evals``, ``max_time``, ``tol``, ``family``, ``method``, ``n_starts``, ``on_failure``,
-    ``timeout``, ``progress`` and ``seed``. ``n_samples`` is the number of posterior samples.
-    ``npool`` is the number of processes that evaluate the likelihood.
+    ``on_mismatch``, ``timeout``, ``progress`` and ``seed``. ``n_samples`` is the number of
+    posterior samples. ``npool`` is the number of processes that evaluate the likelihood.
 
     - A run that was stopped continues where it was, without repeating an evaluation, if it is
       started again with the same ``outdir`` and ``label``. ``resume=False`` starts anew.
@@ -69,6 +69,7 @@ class Qbvi(Sampler):  # type: ignore[misc]  # bilby has no types
         "n_samples": _DRAWS,
         "n_starts": "auto",
         "on_failure": "raise",
+        "on_mismatch": "raise",
         "progress": None,
         "resume": True,
         "seed": None,
@@ -86,7 +87,7 @@ class Qbvi(Sampler):  # type: ignore[misc]  # bilby has no types
         try:
             fit = problem.fit(**options, executor=processes, checkpoint=self._checkpoint())
         except CheckpointError as error:
-            msg = f"{error} Otherwise run_sampler(..., resume=False) starts anew, or take another `label`."
+            msg = f"{error}; resume=False starts anew"
             raise CheckpointError(msg) from error
         if fit.stop_kind in (StopKind.INTERRUPTED, StopKind.INTERRUPTED_AT_END):
             self.write_current_state_and_exit()

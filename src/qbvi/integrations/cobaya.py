@@ -30,6 +30,11 @@ __all__ = ["QBVI", "LogLikelihood", "get_cobaya_class", "problem_of"]
 
 Floats = NDArray[np.float64]
 
+# Options of `qbvi.fit` that are options of the sampler.
+_OPTIONS = (
+    *("max_evals", "max_time", "tol", "family", "method", "n_starts"),
+    *("on_failure", "on_mismatch", "executor", "timeout", "progress", "seed"),
+)
 _CHECKPOINT = ".qbvi"  # after the prefix of the output
 _EVIDENCE = ".logZ"  # as Cobaya's nested samplers have it
 
@@ -62,6 +67,7 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
     method: str = "auto"
     n_starts: int | str = "auto"
     on_failure: str = "raise"
+    on_mismatch: str = "raise"
     executor: int | None = None
     timeout: float | None = None
     progress: bool | None = None
@@ -87,7 +93,7 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
         try:
             self.fit = self._problem.fit(init=init, checkpoint=self._file(_CHECKPOINT), **self._options())
         except CheckpointError as error:
-            raise LoggedError(self.log, f"{error} Otherwise 'force: True' starts anew.") from error
+            raise LoggedError(self.log, f"{error}; 'force: True' starts anew") from error
         self.mpi_info("%s", self.fit)
         if not self.fit.converged:
             self.mpi_warning("Not converged: %s", self.fit.stop_reason)
@@ -113,7 +119,7 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
         return chain.to_getdist(model=self.model) if to_getdist else chain
 
     def products(self, combined: bool = False, skip_samples: float = 0, to_getdist: bool = False) -> dict[str, Any]:
-        """The chain ``sample``, the log evidence ``logZ`` and its error ``logZstd``, the ``fit``."""
+        """Chain ``sample``, log evidence ``logZ`` and its error ``logZstd``, and the ``fit``."""
         if self.fit is None:
             return {}
         sample = self.samples(combined, skip_samples, to_getdist)
@@ -145,8 +151,7 @@ class QBVI(Sampler):  # type: ignore[misc]  # Cobaya has no types
         return True
 
     def _options(self) -> dict[str, Any]:
-        names = ("max_evals", "max_time", "tol", "family", "method", "n_starts", "on_failure", "executor", "timeout")
-        return {name: getattr(self, name) for name in (*names, "progress", "seed")}
+        return {name: getattr(self, name) for name in _OPTIONS}
 
     def _file(self, extension: str) -> Path | None:
         return Path(self.output.folder) / f"{self.output.prefix}{extension}" if self.output else None

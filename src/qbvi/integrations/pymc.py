@@ -241,7 +241,7 @@ class _Graph:
     @classmethod
     def of(cls, model: Any) -> _Graph:
         """Read the variables of a model, and draw from their priors."""
-        shapes = model.eval_rv_shapes()
+        shapes = {name: tuple(map(int, shape)) for name, shape in model.eval_rv_shapes().items()}
         variables = [_variable(model, rv, shapes) for rv in model.free_RVs]
         draws = _prior_draws(variables)
         return cls(model, tuple(replace(v, draws=x) for v, x in zip(variables, draws, strict=True)))
@@ -299,9 +299,9 @@ def _variable(model: Any, rv: Any, shapes: Mapping[str, Shape]) -> Variable:
     transform, value = model.rvs_to_transforms[rv], model.rvs_to_values[rv]
     has_parents = bool(others.intersection(ancestors(rv.owner.inputs)))
     if transform is not None and others.intersection(ancestors([transform.backward(value, *rv.owner.inputs)])):
-        return Variable(rv, value, transform, value.name, tuple(shapes[value.name]), Real(), has_parents)
-    support = Real() if transform is None else _support(model, rv, transform, tuple(shapes[value.name]))
-    return Variable(rv, rv.type(name=rv.name), None, rv.name, tuple(shapes[rv.name]), support, has_parents)
+        return Variable(rv, value, transform, value.name, shapes[value.name], Real(), has_parents)
+    support = Real() if transform is None else _support(model, rv, transform, shapes[value.name])
+    return Variable(rv, rv.type(name=rv.name), None, rv.name, shapes[rv.name], support, has_parents)
 
 
 def _support(model: Any, rv: Any, transform: Any, value_shape: Shape) -> Support:
