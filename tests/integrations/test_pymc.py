@@ -1,8 +1,9 @@
 """PyMC models against exact posteriors and PyMC's own log densities."""
 
-import importlib.metadata
 import pickle
 import sys
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -246,6 +247,7 @@ def test_without_the_package_an_error_names_the_extra(monkeypatch):
         qbvi.from_pymc(object())
 
 
-def test_the_extras_exist():
-    extras = importlib.metadata.metadata("qbvi").get_all("Provides-Extra")
-    assert {"pymc", "bilby", "cobaya"} <= set(extras)
+def test_the_package_has_the_extras_and_the_entry_point():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert {"pymc", "bilby", "cobaya"} <= set(project["optional-dependencies"])
+    assert project["entry-points"]["bilby.samplers"] == {"qbvi": "qbvi.integrations.bilby:Qbvi"}
