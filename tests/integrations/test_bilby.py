@@ -101,6 +101,10 @@ def test_a_periodic_boundary_is_a_circle(bilby, run):
     assert 0.2 < (phase > np.pi).mean() < 0.5  # exact: 0.33
     direction = np.angle(np.exp(1j * phase).mean())
     assert direction == pytest.approx(0.1, abs=5 * 0.23 / np.sqrt(5000))
+    from qbvi.integrations.bilby import problem_of
+
+    # A default fit would also find the two halves of a posterior that a wall cuts in two.
+    assert problem_of(None, {"phase": prior}, ["phase"]).prior["phase"].support == qbvi.Periodic(2 * np.pi)
 
 
 def test_a_constraint_is_a_likelihood_of_zero(bilby, run):

@@ -150,7 +150,9 @@ def test_a_periodic_parameter_is_a_circle(run):
         "params": {"t": {"prior": {"min": 0, "max": 2 * np.pi}, "periodic": True}},
         "sampler": {"qbvi": {"seed": 1}},
     }
-    products = run("{}", **info).products()
+    sampler = run("{}", **info)
+    products = sampler.products()
+    assert sampler.fit.model.periods == pytest.approx([2 * np.pi])
     exact = np.log(integrate.quad(lambda t: np.exp(20 * (np.cos(t) - 1)), -np.pi, np.pi)[0] / (2 * np.pi)) + 20
     assert abs(products["logZ"] - exact) < 4 * products["logZstd"] + 0.01
     assert 0.2 < np.mean(products["sample"]["t"].to_numpy() > np.pi) < 0.5  # exact: 0.33

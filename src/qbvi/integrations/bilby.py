@@ -167,7 +167,7 @@ class LogLikelihood:
     arrays: dict[str, Floats] = field(init=False)
 
     def __post_init__(self) -> None:
-        held = vars(self.likelihood)
+        held = getattr(self.likelihood, "__dict__", {})
         self.arrays = {name: value for name, value in held.items() if isinstance(value, np.ndarray)}
 
     def __call__(self, values: Mapping[str, Any]) -> float:
