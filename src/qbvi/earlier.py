@@ -19,6 +19,7 @@ from qbvi.clusters import Cluster, clusters, log_density
 from qbvi.evaluate import EvaluationError
 from qbvi.evaluations import STAGES, Evaluations, Recorded
 from qbvi.evaluations.files import from_columns
+from qbvi.evaluations.samplers import from_sampler
 from qbvi.model import Model
 from qbvi.protocol import Known, Part
 from qbvi.results import Fit
@@ -34,6 +35,13 @@ _ROUNDED = 1e-3
 # Relative error of a value without noise, summed over many observations, by dtype.
 _ROUNDING = {"float64": 1e-10, "float32": 1e-5}
 _FALSE_ALARM = 1e-4  # chance that values of the same noisy function are refused
+# Relative difference between points that went through a map and back: rounding, much enlarged.
+_SAME = 1e-9
+# Points, for each dimension and two more, of which the surface of a density is made. Of 5 to 50,
+# fits from chains take the fewest evaluations with 10 (benchmarks/from_emcee.py --points).
+_FOR_A_SURFACE = 10
+# Nats below the best value within which points matter, and more of them for each dimension.
+_DEEP, _DEEP_EACH = 10.0, 2.0
 # Least effective sample size, for each dimension, of the points that the start is made from.
 _ENOUGH = 3
 
@@ -73,6 +81,8 @@ class Earlier:
         Whether a constant may be missing in all values.
     posterior
         Mean and covariance of the fit that made them, if there was one.
+    is_foreign
+        Whether another program chose the points, not a fit.
     """
 
     theta: Floats
@@ -83,6 +93,7 @@ class Earlier:
     scale: Floats
     is_shifted: bool = False
     posterior: tuple[Floats, Floats] | None = None
+    is_foreign: bool = False
 
     @classmethod
     def of(cls, given: Any, model: Model) -> Earlier | None:
@@ -102,7 +113,7 @@ class Earlier:
             raise ValueError(msg)
         posterior = given.unconstrained if isinstance(given, Fit) and _layout(given.model) == _layout(model) else None
         rest = table.noise_sd[usable], table.batch[usable], log_prior, model.initial()[1]
-        return cls(u, values, *rest, table.with_prior, posterior)
+        return cls(u, values, *rest, table.with_prior, posterior, is_foreign=bool(np.all(table.stage == STAGES[0])))
 
     @cached_property
     def digest(self) -> str:
@@ -160,11 +171,19 @@ class Earlier:
         return np.full(len(noise_sd), sd), float(seen.size)
 
     def known(self, agreement: Agreement) -> Known:
-        """The evaluations as a method takes them: every point once, cluster after cluster."""
-        rows = np.concatenate([cluster.rows for cluster in self._clusters])
-        sizes = np.cumsum([0, *(len(cluster.rows) for cluster in self._clusters)]).tolist()
-        parts = zip(self._clusters, sizes[:-1], sizes[1:], strict=True)
+        """The evaluations as a method takes them: every point once, cluster after cluster.
+
+        Of long chains without noise it takes a part: a method makes more calls the more points it
+        has to agree with, and thousands of points of one chain say little more than hundreds.
+        """
         theta, log_joint, variance, _ = self._distinct
+        most = _most_points(theta.shape[1]) if self.is_foreign and not agreement.noise else len(theta)
+        kept = _informative(log_joint, theta.shape[1], most)
+        held = [cluster._replace(rows=cluster.rows[np.isin(cluster.rows, kept)]) for cluster in self._clusters]
+        held = [cluster for cluster in held if len(cluster.rows)]
+        rows = np.concatenate([cluster.rows for cluster in held])
+        sizes = np.cumsum([0, *(len(cluster.rows) for cluster in held)]).tolist()
+        parts = zip(held, sizes[:-1], sizes[1:], strict=True)
         value = np.where(np.isfinite(log_joint), log_joint + agreement.shift, -np.inf)
         return Known(
             theta[rows],
@@ -249,13 +268,7 @@ class _Distinct(NamedTuple):
 
 def _table(given: Any) -> Evaluations:
     if isinstance(given, Fit):
-        if given.evaluations is None:
-            msg = (
-                "`evaluations` must be a fit that holds its evaluations, got one without: its values were of mini-batches or stayed on a device, "
-                "or its file does not have them; pass init=fit to start from its posterior"
-            )
-            raise ValueError(msg)
-        return given.evaluations
+        return _held(given)
     if isinstance(given, Evaluations):
         return given
     if isinstance(given, str | os.PathLike):
@@ -266,11 +279,24 @@ def _table(given: Any) -> Evaluations:
         return Evaluations.from_frame(given)
     if isinstance(given, tuple) and len(given) == 2:
         return Evaluations.from_arrays(*given)
+    found = from_sampler(given)
+    if found is not None:
+        return Evaluations(**found)
     msg = (
-        "`evaluations` must be a qbvi.Fit, a qbvi.Evaluations, a file, a pair (points, log-likelihoods), or a dict or data frame with "
-        f"'log_likelihood', got {type(given).__name__}"
+        "`evaluations` must be a qbvi.Fit, a qbvi.Evaluations, a file, a pair (points, log-likelihoods), a dict or data frame with "
+        f"'log_likelihood', or a sampler of emcee, dynesty or nautilus, got {type(given).__name__}"
     )
     raise TypeError(msg)
+
+
+def _held(fit: Fit) -> Evaluations:
+    if fit.evaluations is None:
+        msg = (
+            "`evaluations` must be a fit that holds its evaluations, got one without: its values were of mini-batches or stayed on a device, "
+            "or its file does not have them; pass init=fit to start from its posterior"
+        )
+        raise ValueError(msg)
+    return fit.evaluations
 
 
 def _matched(table: Evaluations, model: Model) -> Floats:
@@ -291,13 +317,21 @@ def _unconstrained(table: Evaluations, points: Floats, model: Model) -> Floats:
     u = table.unconstrained
     if u is None:
         return _mapped(points, model)
-    if u.shape[1] == model.dim and np.array_equal(to_numpy(model.flatten(model.constrain(u))), points):
+    if u.shape[1] == model.dim and _is_same(to_numpy(model.flatten(model.constrain(u))), points):
         return u
     # A fit's own points may be beyond the largest number; those are left out.
     fine = np.isfinite(points).all(axis=1)
     mapped = np.full((len(points), model.dim), np.nan)
     mapped[fine] = _mapped(points[fine], model)
     return mapped
+
+
+def _is_same(points: Floats, given: Floats) -> bool:
+    """Whether points are the given ones, up to the rounding of a map there and back."""
+    finite = np.isfinite(given).all(axis=1)
+    spread = given[finite].std(axis=0) if finite.any() else np.zeros(given.shape[1])
+    fine = np.abs(points - given) <= _SAME * (np.abs(given) + spread)
+    return bool(np.all((points == given) | fine))
 
 
 def _mapped(points: Floats, model: Model) -> Floats:
@@ -311,6 +345,21 @@ def _mapped(points: Floats, model: Model) -> Floats:
 
 def _layout(model: Model) -> list[tuple[Any, ...]]:
     return [(p.name, p.shape, p.is_native, repr(p.distribution.support)) for p in model.parameters]
+
+
+def _most_points(d: int) -> int:
+    """Points of another program that a method gets: enough for a surface, and for a quadratic."""
+    return max(_FOR_A_SURFACE * (d + 2), (d + 1) * (d + 2))
+
+
+def _informative(log_joint: Floats, d: int, most: int) -> NDArray[np.int64]:
+    """At most so many rows: in equal steps of the sorted values that matter, or else the best."""
+    if len(log_joint) <= most:
+        return np.arange(len(log_joint))
+    order = np.argsort(np.where(np.isfinite(log_joint), -log_joint, np.inf), kind="stable")
+    n_near = int(np.sum(log_joint >= log_joint[order[0]] - _DEEP - _DEEP_EACH * d))
+    n, most = max(n_near, most), most - most % 2  # pairs
+    return order[np.arange(most) * n // most]
 
 
 def _tempered(log_weights: Floats, least: float) -> Floats:

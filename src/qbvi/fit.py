@@ -179,7 +179,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         - a pair of constrained points (N, p) and log-likelihoods (N,), such as the trace of an
           optimiser,
         - a dict or data frame with parameters by name and ``"log_likelihood"`` or, for prior times
-          likelihood, ``"log_density"``, such as an old chain.
+          likelihood, ``"log_density"``, such as an old chain,
+        - a sampler or backend of emcee, results of dynesty, or a sampler of nautilus, see
+          `qbvi.Evaluations.from_sampler`.
 
         Two or three of the points are evaluated again, and an error is raised if their values have
         changed. The prior may be another one. The fit starts where the given points have most of

@@ -29,7 +29,7 @@ class Problem:
     prior : Any
         As for `qbvi.fit`.
     init : Any
-        Where a fit starts, unless it is told otherwise.
+        Where a fit starts, unless it is given another ``init``, or ``evaluations``.
     options : mapping
         Further options of `qbvi.fit`, such as ``vectorized``; those that a fit is given come first.
 
@@ -61,7 +61,7 @@ class Problem:
         from qbvi.fit import fit
 
         _refuse(options, "log_likelihood", "prior")
-        return fit(self.log_likelihood, self.prior, **{"init": self.init, **self.options, **options})
+        return fit(self.log_likelihood, self.prior, **self._start(options), **{**self.options, **options})
 
     def ask(self, **options: Any) -> Ask:
         """The same fit where the caller owns the loop, and calls `log_likelihood` at each point.
@@ -75,7 +75,12 @@ class Problem:
 
         _refuse(options, "prior")
         own = {name: value for name, value in self.options.items() if name not in _CALLS}
-        return Ask(self.prior, **{"init": self.init, **own, **options})
+        return Ask(self.prior, **self._start(options), **{**own, **options})
+
+    def _start(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The start of this problem, unless the options have one or earlier evaluations give it."""
+        is_given = "init" in options or "init" in self.options or options.get("evaluations") is not None
+        return {} if is_given else {"init": self.init}
 
 
 # Options that say how the function is called, which `qbvi.Ask` leaves to the caller.

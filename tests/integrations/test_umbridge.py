@@ -2,12 +2,7 @@
 
 import http.server
 import pickle
-import socket
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,36 +12,18 @@ from scipy import stats
 
 import qbvi
 from qbvi.integrations.umbridge import UMBridgeError
+from umbridge_process import free_port, served
 
 SERVER = Path(__file__).parents[1] / "helpers" / "umbridge_server.py"
 
 
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 @contextmanager
 def started():
-    """A server process, once it answers."""
+    """A server process with the models of the helper script."""
     pytest.importorskip("umbridge", reason="umbridge is not installed")
-    url = f"http://127.0.0.1:{free_port()}"
-    process = subprocess.Popen(
-        [sys.executable, str(SERVER), url.rpartition(":")[2]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        for _ in range(300):
-            try:
-                urllib.request.urlopen(f"{url}/Info", timeout=1).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the server has ended"
-                time.sleep(0.1)
+    port = free_port()
+    with served(SERVER, port, str(port)) as url:
         yield url
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from qbvi.supports import (
     PositiveDefinite,
     Real,
     Simplex,
+    UnitCube,
     UserDefinedError,
     WholeNumbers,
     bounded_exp,
@@ -74,7 +75,7 @@ CASES = [
     (PositiveDefinite(), (2, 2, 2)),
 ]
 DISCRETE = [(WholeNumbers(), (3,)), (WholeNumbers(0, 1), (2, 2)), (WholeNumbers(-3, 4), ())]
-WITH_BIJECTION = [*CASES, (GARCH, (3,))]
+WITH_BIJECTION = [*CASES, (GARCH, (3,)), (UnitCube(garch_forward, 3), (3,))]
 
 
 def draws(support, shape, n=6, scale=1.3):

@@ -167,6 +167,31 @@ class Evaluations:
 
         return cls(**from_columns({str(name): np.asarray(frame[name]) for name in frame.columns}, "the data frame"))
 
+    @classmethod
+    def from_sampler(cls, sampler: Any) -> Self:
+        """Evaluations of a sampler that has run.
+
+        Parameters
+        ----------
+        sampler : object
+            One of
+
+            - an ``emcee.EnsembleSampler``, or a backend of emcee such as ``HDFBackend``: every step
+              of every walker, with values of prior times likelihood,
+            - the ``results`` of dynesty, or its sampler,
+            - a sampler of nautilus.
+
+            The parameters are in the order of the prior. Take a part of a long chain by its rows,
+            as in ``from_sampler(backend)[5000:]``.
+        """
+        from qbvi.evaluations.samplers import from_sampler
+
+        found = from_sampler(sampler)
+        if found is None:
+            msg = f"`sampler` must be a sampler or backend of emcee, results of dynesty, or a sampler of nautilus, got {type(sampler).__name__}"
+            raise TypeError(msg)
+        return cls(**found)
+
     def save(self, path: PathLike) -> None:
         """Write the table to a ``.csv``, a ``.parquet`` (which needs pandas) or an ``.npz``.
 
