@@ -134,6 +134,7 @@ def test_priors_without_parents_are_exact_and_can_be_sampled(zoo):
     np.testing.assert_allclose(prior["mu"].log_prob(np.array([0.5])), stats.norm.logpdf(0.5, 1.0, 2.0), rtol=1e-6)
     draws = prior["share"].sample(np.random.default_rng(1), 2000)
     assert draws.mean() == pytest.approx(0.4, abs=0.02)  # five standard errors
+    assert all(np.isfinite(part).all() for part in prior["cutpoints"].initial())  # draws of PyMC are not ordered
     assert prior["angle"].support == qbvi.Periodic(2 * np.pi, -np.pi)
     assert prior["between"].support == qbvi.Interval((-1.0, 0.0), (1.0, 5.0))
 

@@ -32,6 +32,7 @@ __all__ = ["ModelLikelihood", "ModelPrior", "Variable", "from_pymc"]
 Floats = NDArray[np.float64]
 
 _DRAWS = 1000  # of the prior, for location and scale of every variable
+_FEWEST = 20  # draws that give a location and a scale
 _NORMAL_RANGE = 1.349  # interquartile range of a standard normal
 _LEAST_SHARE = 1e-3  # of a category that no draw of the prior had
 # Compiles in a moment and runs slowly: for priors, which cost little next to a likelihood.
@@ -204,6 +205,7 @@ class Variable:
     support: Support
     has_parents: bool
     draws: Floats | None = None  # (n, *shape) from the prior, on the scale of the fit
+    is_cut: bool = False  # whether other draws of the prior are outside of the support
 
     @property
     def is_discrete(self) -> bool:
@@ -214,9 +216,10 @@ class Variable:
     def is_in_function(self) -> bool:
         """Whether its log density is a part of the function, as the fit has another prior for it.
 
-        PyMC has no draws of `pymc.Flat` and of some custom distributions.
+        PyMC has no draws of `pymc.Flat` and of some custom distributions. Draws of variables with
+        the transform ``ordered`` are not in order.
         """
-        return self.has_parents or self.draws is None
+        return self.has_parents or self.draws is None or self.is_cut
 
     @property
     def drawable(self) -> Any:
@@ -243,8 +246,7 @@ class _Graph:
         """Read the variables of a model, and draw from their priors."""
         shapes = {name: tuple(map(int, shape)) for name, shape in model.eval_rv_shapes().items()}
         variables = [_variable(model, rv, shapes) for rv in model.free_RVs]
-        draws = _prior_draws(variables)
-        return cls(model, tuple(replace(v, draws=x) for v, x in zip(variables, draws, strict=True)))
+        return cls(model, tuple(map(_with_draws, variables, _prior_draws(variables))))
 
     @cached_property
     def log_likelihood(self) -> Any:
@@ -293,7 +295,7 @@ class _Graph:
 
 
 def _variable(model: Any, rv: Any, shapes: Mapping[str, Shape]) -> Variable:
-    from pytensor.graph.traversal import ancestors
+    from pytensor.graph import ancestors
 
     others = set(model.free_RVs) - {rv}
     transform, value = model.rvs_to_transforms[rv], model.rvs_to_values[rv]
@@ -402,6 +404,17 @@ def _prior_draws(variables: Sequence[Variable]) -> list[Floats | None]:
     return [x if x is not None and np.all(np.isfinite(x)) else None for x in found]
 
 
+def _with_draws(variable: Variable, draws: Floats | None) -> Variable:
+    """The variable with those of its draws that are inside of its support."""
+    if draws is None or variable.is_discrete:
+        return replace(variable, draws=draws)
+    with np.errstate(all="ignore"):
+        u = to_numpy(variable.support.unconstrain(draws, variable.shape))
+    is_inside = np.all(np.isfinite(u), axis=-1)
+    few = np.count_nonzero(is_inside) < _FEWEST
+    return replace(variable, draws=None if few else draws[is_inside], is_cut=not np.all(is_inside))
+
+
 def _one_drawn(variable: Variable) -> Floats | None:
     try:
         return _drawn([variable.drawable], _DRAWS, np.random.default_rng(0))[0]
@@ -425,7 +438,7 @@ def _numbers(tensor: Any) -> NDArray[Any]:
 def _printed(graph: Any) -> tuple[str, tuple[Any, ...]]:
     """A graph as text, and the arrays that it holds."""
     import pytensor
-    from pytensor.graph.traversal import graph_inputs
+    from pytensor.graph import graph_inputs
 
     held = (node for node in graph_inputs([graph]) if hasattr(node, "data") or hasattr(node, "get_value"))
     arrays = (node.data if hasattr(node, "data") else node.get_value() for node in held)
