@@ -64,6 +64,31 @@ def test_lp_is_the_log_density_of_the_posterior(kind):
     assert_allclose(data.sample_stats["lp"].values[0], fit.log_prob(fit.sample(20, seed=4), batched=True))
 
 
+class Grouped:
+    """A log-likelihood that knows the groups of its parameters, as those of other packages do."""
+
+    def __call__(self, values):
+        return -0.5 * float(np.sum(values["x"] ** 2))
+
+    def described(self, values):
+        return export.Described(
+            variables={**values, "total": values["x"].sum(axis=-1)},
+            coords={"group": np.array(["a", "b"])},
+            dims={"x": ["group"]},
+            observed={"y": np.arange(3.0)},
+        )
+
+
+def test_a_function_may_describe_its_draws(kind):
+    fit = qbvi.fit(Grouped(), {"x": Normal(0, 1, shape=2)}, seed=1)
+    data = to_arviz(fit, kind=kind, draws=7, seed=4)
+    assert data.posterior["x"].dims == ("chain", "draw", "group")
+    assert data.posterior["group"].values.tolist() == ["a", "b"]
+    assert_allclose(data.posterior["total"], data.posterior["x"].sum("group"))
+    assert_array_equal(data.observed_data["y"], np.arange(3.0))
+    assert data.sample_stats["lp"].shape == (1, 7)
+
+
 def test_attributes(kind):
     attributes = to_arviz(make_fit(PRIOR), kind=kind, draws=5).posterior.attrs
     expected = {"elbo": -3.5, "elbo_se": 0.1, "evidence": -3.4, "evidence_se": 0.2, "missing": 0.1, "missing_se": 0.3}

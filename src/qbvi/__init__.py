@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
     from qbvi.integrations.pints import from_pints
+    from qbvi.integrations.pymc import from_pymc
     from qbvi.integrations.umbridge import umbridge
 
 __all__ = [
@@ -157,6 +158,7 @@ __all__ = [
     "from_cube",
     "from_log_prob",
     "from_pints",
+    "from_pymc",
     "load",
     "models",
     "paper",
@@ -167,6 +169,8 @@ __all__ = [
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
+    "from_pymc": "pymc",
+    "get_cobaya_class": "cobaya",  # by this name Cobaya finds the class for `sampler: {qbvi: ...}`
     "from_pints": "pints",
     "umbridge": "umbridge",
 }

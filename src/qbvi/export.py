@@ -22,7 +22,7 @@ from qbvi.naming import is_no_text, pick
 from qbvi.points import items
 from qbvi.results import Fit
 
-__all__ = ["to_arviz"]
+__all__ = ["Described", "to_arviz"]
 
 Floats = NDArray[np.float64]
 Groups = dict[str, dict[str, Floats]]
@@ -30,6 +30,19 @@ Groups = dict[str, dict[str, Floats]]
 _OBSERVED = "y"  # name of data that have none
 _AXIS = "observation"
 _MOST = 2**27  # numbers of one group for a ready-made model, 1 GB; more rows are left out
+
+
+class Described(NamedTuple):
+    """Draws as the package shows them that a problem comes from.
+
+    A log-likelihood with a method ``described(values)``, which takes draws stacked along a first
+    axis, decides what `to_arviz` exports.
+    """
+
+    variables: dict[str, NDArray[Any]]  # draws by name, with quantities derived from them
+    coords: dict[str, NDArray[Any]]  # labels along each dimension
+    dims: dict[str, list[Any]]  # names of the dimensions of each variable
+    observed: dict[str, NDArray[Any]]  # the data
 
 
 class _Export(NamedTuple):
@@ -115,7 +128,7 @@ def to_arviz(  # noqa: PLR0913 - what to export, each with a default
     if drawn.terms is not None:
         name = next(iter(groups.get("observed_data", {_OBSERVED: None})))
         groups["log_likelihood"] = _in_chains({name: drawn.terms}, drawn.chains)
-    own_dims, own_coords = _axes(fit, groups)
+    groups, own_dims, own_coords = _labelled(fit, groups)
     attributes = _attributes(fit) | drawn.attributes
     return build(_Export(groups, own_dims | _plain(dims), own_coords | _plain(coords), attributes))
 
@@ -177,6 +190,20 @@ def _groups(fit: Fit, drawn: _Drawn) -> Groups:
     }
     prior = fit.model.sample_prior(drawn.rng, len(drawn.u))
     return groups if prior is None else {**groups, "prior": _in_chains(fit.model.by_label(prior), 1)}
+
+
+def _labelled(fit: Fit, groups: Groups) -> tuple[Groups, dict[str, list[str]], dict[str, Any]]:
+    """The groups with their dimensions and coordinates, in the words of the problem if it has any.
+
+    The priors of such a problem may not be those of its variables, so they are left out.
+    """
+    describe = getattr(getattr(fit._source, "function", None), "described", None)
+    if describe is None:
+        return groups, *_axes(fit, groups)
+    chains = next(iter(groups["posterior"].values())).shape[0]
+    found: Described = describe({k: v.reshape(-1, *v.shape[2:]) for k, v in groups["posterior"].items()})
+    own = {"posterior": _in_chains(found.variables, chains), "observed_data": dict(found.observed)}
+    return {**{k: v for k, v in groups.items() if k != "prior"}, **own}, dict(found.dims), dict(found.coords)
 
 
 def _axes(fit: Fit, groups: Groups) -> tuple[dict[str, list[str]], dict[str, Any]]:
