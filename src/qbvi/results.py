@@ -353,7 +353,7 @@ class Fit:
             msg = f"`levels` must lie between 0 and 1, got {levels}"
             raise ValueError(msg)
         flat = np.atleast_1d(levels)
-        table = np.stack([self._quantile(i, flat) for i in range(len(self.labels))], axis=1)
+        table = np.stack([self.entry_quantiles(i, flat) for i in range(len(self.labels))], axis=1)
         return table if levels.ndim else table[0]
 
     def check(
@@ -485,24 +485,39 @@ class Fit:
         names: Sequence[str] | Mapping[str, str] | None = None,
         prior: bool = True,
         points: Mapping[str, Structure] | None = None,
-        reference: Structure = None,
+        reference: Any = None,
+        interval: float = 0.95,
     ) -> Any:
         """Plot the density of every entry; see `qbvi.plots.plot_marginals`."""
         from qbvi.plots import plot_marginals
 
-        return plot_marginals(self, names=names, prior=prior, points=points, reference=reference)
+        return plot_marginals(self, names=names, prior=prior, points=points, reference=reference, interval=interval)
 
     def plot_pairs(
         self,
         names: Sequence[str] | Mapping[str, str] | None = None,
         points: Mapping[str, Structure] | None = None,
-        reference: Structure = None,
+        reference: Any = None,
         max_parameters: int = 10,
+        interval: float = 0.95,
     ) -> Any:
-        """Plot every pair of entries; see `qbvi.plots.plot_pairs`."""
+        """Plot every pair of entries over a reference sample; see `qbvi.plots.plot_pairs`."""
         from qbvi.plots import plot_pairs
 
-        return plot_pairs(self, names=names, points=points, reference=reference, max_parameters=max_parameters)
+        options = {"reference": reference, "max_parameters": max_parameters, "interval": interval}
+        return plot_pairs(self, names=names, points=points, **options)
+
+    def plot_forest(
+        self,
+        names: Sequence[str] | Mapping[str, str] | None = None,
+        points: Mapping[str, Structure] | None = None,
+        reference: Any = None,
+        interval: float = 0.95,
+    ) -> Any:
+        """Plot the intervals of all entries below each other; see `qbvi.plots.plot_forest`."""
+        from qbvi.plots import plot_forest
+
+        return plot_forest(self, names=names, points=points, reference=reference, interval=interval)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file, for `qbvi.load`; see `qbvi.storage.save`."""
@@ -583,7 +598,7 @@ class Fit:
         """Draw from q on the unconstrained scale: (n, d)."""
         return to_numpy(self.family.draw(self.q, as_generator(seed), whole_number("n", n)))
 
-    def _quantile(self, i: int, levels: Floats) -> Floats:
+    def entry_quantiles(self, i: int, levels: Floats) -> Floats:
         """Quantiles of one entry: (m,)."""
         if i in self.marginals:
             return self.marginals[i].quantile(levels)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qbvi.report import Report
 
-__all__ = ["Row", "Summary", "aligned", "cells_of", "diagnostic_lines"]
+__all__ = ["Row", "Summary", "aligned", "cells_of", "decimals_of", "diagnostic_lines"]
 
 _FINE = 0.01  # standard error, in nats, below which the missing nats have three decimals
 _LEAST_ERROR, _MOST_ERROR = 0.01, 0.7  # of a probability: what is worth a word, and a number
@@ -142,11 +142,11 @@ def _missing(report: Report) -> str:
 
 
 def _with_error(value: float, error: float) -> str:
-    decimals = min(_decimals(error, 2), 6)  # an exact fit has no error worth sixteen digits
+    decimals = min(decimals_of(error, 2), 6)  # an exact fit has no error worth sixteen digits
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
-def _decimals(scale: float, digits: int) -> int:
+def decimals_of(scale: float, digits: int) -> int:
     """Decimals that show ``scale`` to ``digits`` significant digits."""
     if not (math.isfinite(scale) and scale > 0):
         return 3
@@ -155,7 +155,7 @@ def _decimals(scale: float, digits: int) -> int:
 
 def cells_of(row: Row) -> tuple[str, ...]:
     """Numbers of a row, to three significant digits of its standard deviation."""
-    decimals = _decimals(row.sd, 3)
+    decimals = decimals_of(row.sd, 3)
     largest = max(abs(number) for number in row[1:])
     if decimals > 6 or largest >= 1e7:
         return tuple(f"{number:.4g}" for number in row[1:])
