@@ -41,6 +41,7 @@ from qbvi.weighted import Expectation, WeightedDraws
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
@@ -81,7 +82,7 @@ class Fit:
         The family that ``q`` belongs to.
     q : array
         The approximation, in its family's own coordinates.
-    report : Report
+    record : Report
         Results and diagnostics of the fit.
 
     Notes
@@ -109,7 +110,7 @@ class Fit:
     model: Model
     family: Density
     q: Floats
-    report: Report
+    record: Report
     # How to call the user's function again. `qbvi.fit` sets it; files and pickles leave it out.
     _source: Source | None = field(default=None, repr=False)
 
@@ -178,32 +179,32 @@ class Fit:
     @property
     def elbo(self) -> float:
         """Lower bound on the log evidence, from fresh draws."""
-        return self.report.elbo
+        return self.record.elbo
 
     @property
     def elbo_se(self) -> float:
         """Standard error of `elbo`."""
-        return self.report.elbo_se
+        return self.record.elbo_se
 
     @property
     def evidence(self) -> float:
         """Log evidence: the log of the marginal likelihood, for model comparison."""
-        return self.report.evidence
+        return self.record.evidence
 
     @property
     def evidence_se(self) -> float:
         """Standard error of `evidence`; infinite if the draws do not determine it."""
-        return self.report.evidence_se
+        return self.record.evidence_se
 
     @property
     def missing(self) -> float:
         """Nats that this posterior misses: KL(q || posterior), `evidence` minus `elbo`."""
-        return self.report.missing
+        return self.record.missing
 
     @property
     def missing_se(self) -> float:
         """Standard error of `missing`; infinite if the draws do not determine it."""
-        return self.report.missing_se
+        return self.record.missing_se
 
     @property
     def khat(self) -> float:
@@ -211,7 +212,7 @@ class Fit:
 
         There are none with mini-batches, and if the method has checked the posterior itself.
         """
-        return self.report.khat
+        return self.record.khat
 
     @property
     def converged(self) -> bool:
@@ -219,32 +220,32 @@ class Fit:
 
         See ``tol`` of `qbvi.fit`. `stop_reason` says which of the two.
         """
-        return self.report.converged
+        return self.record.converged
 
     @property
     def stop_reason(self) -> str:
         """Why the fit ended, in a sentence."""
-        return self.report.stop_reason
+        return self.record.stop_reason
 
     @property
     def stop_kind(self) -> StopKind:
         """Why the fit ended, as a kind that programs can compare."""
-        return self.report.stop_kind
+        return self.record.stop_kind
 
     @property
     def n_evals(self) -> int:
         """Number of evaluations of the user's function."""
-        return self.report.n_evals
+        return self.record.n_evals
 
     @property
     def n_failed(self) -> int:
         """Number of evaluations without a usable number."""
-        return len(self.report.failures)
+        return len(self.record.failures)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """All failed evaluations: where, why, and how long they took."""
-        return self.report.failures
+        return self.record.failures
 
     @property
     def evaluations(self) -> Evaluations | None:
@@ -257,7 +258,7 @@ class Fit:
         - points of a loop on a device stay there,
         - `save` leaves out more than a million numbers.
         """
-        return self.report.evaluations
+        return self.record.evaluations
 
     @property
     def starts(self) -> Starts:
@@ -267,27 +268,27 @@ class Fit:
         single start found. A fit that found one mode has one row.
         """
         one = Start(0, self.elbo, 1.0, self.n_evals, self.converged, self._moments[0])
-        return Starts(self.labels, self.report.starts or (one,))
+        return Starts(self.labels, self.record.starts or (one,))
 
     @property
     def trace(self) -> Trace:
         """History of the fit, with one entry per iteration."""
-        return self.report.trace
+        return self.record.trace
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Advice, in plain sentences."""
-        return self.report.notes
+        return self.record.notes
 
     @property
     def seconds(self) -> float:
         """Run time of the fit in seconds."""
-        return self.report.seconds
+        return self.record.seconds
 
     @property
     def seed(self) -> int | None:
         """The given seed."""
-        return self.report.seed
+        return self.record.seed
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Structure:
         """Draw from the posterior.
@@ -338,7 +339,7 @@ class Fit:
         lower, upper = self.quantiles(np.array([(1 - interval) / 2, (1 + interval) / 2]))
         columns = zip(self.labels, *self._mean_and_sd, lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
-        return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
+        return Summary(rows, interval, (self._title(), *diagnostic_lines(self.record)), self.notes)
 
     def quantiles(self, levels: Any) -> Floats:
         """Posterior quantiles of every entry, in the order of `labels`.
@@ -519,6 +520,20 @@ class Fit:
 
         return plot_forest(self, names=names, points=points, reference=reference, interval=interval)
 
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str | None = None,
+        names: Sequence[str] | None = None,
+        reference: Any = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a page with verdict, table and figures; see `qbvi.page.write_report`."""
+        from qbvi.page import write_report
+
+        return write_report(self, path, title=title, names=names, reference=reference, figures=figures)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fit to one file, for `qbvi.load`; see `qbvi.storage.save`."""
         from qbvi.storage import save
@@ -526,12 +541,17 @@ class Fit:
         save(self, path)
 
     def __repr__(self) -> str:
-        lines = [self._title(), *diagnostic_lines(self.report)]
+        lines = [self._title(), *diagnostic_lines(self.record)]
         shown = list(self.summary())[:3]
         lines += aligned([(row.parameter, *cells_of(row)[:2]) for row in shown], ("", "mean", "sd"))
         if len(self.labels) > len(shown):
             lines.append(f"... {len(self.labels) - len(shown)} more, and intervals, in summary()")
         return "\n".join([lines[0], *("  " + line for line in lines[1:])])
+
+    def _repr_html_(self) -> str:
+        from qbvi.page import notebook_html
+
+        return notebook_html(self)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

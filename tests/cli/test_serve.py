@@ -292,7 +292,7 @@ def test_a_client_that_went_away_does_not_take_the_fit_along(tmp_path, client):
     one.process.stdin.close()
     assert one.process.wait() == 0
     assert one.process.stderr.read() in ("", "qbvi serve: the output cannot be written ([Errno 32] Broken pipe)\n")
-    assert qbvi.load(tmp_path / "posterior.npz").report.n_iterations == 1
+    assert qbvi.load(tmp_path / "posterior.npz").record.n_iterations == 1
 
 
 def test_both_sides_may_talk_at_once(tmp_path, client):

@@ -228,7 +228,7 @@ class TestMarginals:
         for loc, scale in ((0.0, 1e-6), (30.0, 1.0), (1e6, 1.0), (0.0, 3.0)):
             fit = make_fit({"x": HalfNormal(1.0), "y": Uniform(0, 1)}, family=DiagonalGaussian)
             q = np.array([min(loc, 50), loc, scale, scale])
-            assert png(Fit(fit.model, fit.family, q, fit.report).plot_marginals())
+            assert png(Fit(fit.model, fit.family, q, fit.record).plot_marginals())
 
     def test_too_many_panels(self):
         fit = make_fit(Normal(0, 1, shape=30))

@@ -178,7 +178,7 @@ class _Server:
             return None
         if not reason:
             return fit
-        return Fit(fit.model, fit.family, fit.q, fit.report.ended(Stop.own(False, reason)))
+        return Fit(fit.model, fit.family, fit.q, fit.record.ended(Stop.own(False, reason)))
 
     def _ask(self) -> set[int]:
         points = self.opt.ask()
