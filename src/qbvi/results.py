@@ -475,6 +475,19 @@ class Fit:
 
         return to_arviz(self, kind=kind, draws=draws, seed=seed)
 
+    def to_getdist(
+        self,
+        draws: int = 10_000,
+        seed: int | np.random.Generator | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        label: str | None = None,
+    ) -> Any:
+        """Export draws with their weights to GetDist; see `qbvi.getdist.to_getdist`."""
+        from qbvi.getdist import to_getdist
+
+        return to_getdist(self, draws=draws, seed=seed, labels=labels, label=label)
+
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
         """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
