@@ -20,6 +20,7 @@ __all__ = ["Progress", "evaluations_to_go"]
 # The trend of the predicted gap: from at most so many iterations, and at least so many ...
 _MOST_POINTS, _FEWEST_POINTS = 10, 4
 _CLEAR = 3.0  # ... if its slope is so many standard errors below zero ...
+_EVERY = 0.1  # seconds between two lines
 _REACH = 3.0  # ... and no further ahead than so many times the evaluations so far
 
 
@@ -85,30 +86,56 @@ class Progress:
 
     def update(self, history: History) -> None:
         """Rewrite the line, unless it is recent."""
-        if self.shown and time.monotonic() - self._last > 0.1:
+        if self.shown and time.monotonic() - self._last > _EVERY:
             self._write(self.line(history))
             self._last = time.monotonic()
 
-    def close(self, history: History, ending: str) -> None:
-        """Write the last line."""
-        if self.shown:
-            self._write(f"{self.line(history)} | {ending}", end="\n")
+    def count(self, history: History, n_evals: int, check: tuple[int, int] | None = None) -> None:
+        """Rewrite the line between two iterations, unless it is recent.
 
-    def line(self, history: History) -> str:
+        Parameters
+        ----------
+        history
+            The iterations so far.
+        n_evals
+            Evaluations so far, with those since the last iteration.
+        check
+            If they are fresh draws that check the result: how many are made, and of how many.
+        """
+        if self.shown and time.monotonic() - self._last > _EVERY:
+            self._write(self.line(history, n_evals, check))
+            self._last = time.monotonic()
+
+    def close(self, history: History, ending: str, n_evals: int | None = None) -> None:
+        """Write the last line; ``n_evals`` are all evaluations, with those of the closing check."""
+        if self.shown:
+            self._write(f"{self.line(history, n_evals)} | {ending}", end="\n")
+
+    def line(self, history: History, n_evals: int | None = None, check: tuple[int, int] | None = None) -> str:
         """Describe the progress of the fit."""
+        n_evals = n_evals if n_evals is not None else history.n_evals[-1] if len(history) else 0
+        count = f"{n_evals:,} evaluations" if n_evals else ""
         if not len(history):
-            return "starting"
-        left = self._seconds_left(history)
-        to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
+            return f"qbvi: starting | {count}" if count else "starting"
+        checked = None if check is None else "checking the result: {:,} of {:,} fresh draws".format(*check)
+        ahead = [checked] if checked else self._ahead(history)
         parts = [
             f"iteration {len(history):,}",
-            f"{history.n_evals[-1]:,} evaluations" if history.n_evals[-1] else "",
+            count,
             f"bound {history.elbo_smooth[-1]:,.3f}",
             f"step {history.step[-1]:.2g}",
+            *ahead,
+        ]
+        return "qbvi: " + " | ".join(part for part in parts if part)
+
+    def _ahead(self, history: History) -> list[str]:
+        """What is left until the tolerance or a limit is reached."""
+        left = self._seconds_left(history)
+        to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
+        return [
             "" if to_go is None else f"about {_rounded(to_go):,} to go",
             "" if left is None else f"at most {_clock(left)} left",
         ]
-        return "qbvi: " + " | ".join(part for part in parts if part)
 
     def _seconds_left(self, history: History) -> float | None:
         seconds = history.seconds[-1]
