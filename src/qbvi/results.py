@@ -145,7 +145,7 @@ class Fit:
         parts = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self.blocks}
         if self.model.is_vector:
             return self.cov_matrix
-        return parts if self.model.is_named else next(iter(parts.values()))
+        return self.model.nest(parts) if self.model.is_named else next(iter(parts.values()))
 
     @property
     def cov_matrix(self) -> Floats:
