@@ -218,7 +218,7 @@ def fitted(function: Any, backend: str, steps: int) -> qbvi.Fit:
 def check(function: Any, backend: str, steps: int = 5) -> None:
     """The loop by hand is the library's: fed the same draws, it comes to the same posterior."""
     fit = fitted(function, backend, steps)
-    key = seed_words(np.random.SeedSequence(fit.report.seed).spawn(3)[0])
+    key = seed_words(np.random.SeedSequence(fit.record.seed).spawn(3)[0])
     draw = lambda t: Stream(key, np.asarray(t, dtype=np.int32), np.float64).standard_normal((DRAWS // 2, function.d))
     mean, cov = function.by_hand(steps, draw)
     np.testing.assert_allclose(fit.mean, mean, rtol=1e-7, atol=1e-7)

@@ -67,7 +67,7 @@ def main():
             fit = qbvi.fit(target(d, seconds), qbvi.Normal(0, 2, shape=d), seed=1, checkpoint=path, **options)
             took, size = time.perf_counter() - start, os.path.getsize(path)
         print(
-            f"{name:26} {fit.n_evals:11,} {fit.report.n_iterations:6,} {took:8.2f} {100 * spent['_turned'] / took:6.1f} % "
+            f"{name:26} {fit.n_evals:11,} {fit.record.n_iterations:6,} {took:8.2f} {100 * spent['_turned'] / took:6.1f} % "
             f"{100 * spent['note'] / took:6.1f} % {1e6 * spent['note'] / fit.n_evals:5.1f} us {size / 1e3:5.0f} kB",
             flush=True,
         )

@@ -232,7 +232,7 @@ def run(problem: Problem, seed: int) -> dict[str, Any]:
         "elbo": fit.elbo - elbo, "elbo_z": (fit.elbo - elbo) / fit.elbo_se, "elbo_se": fit.elbo_se,
         "evidence": fit.evidence - evidence, "evidence_se": fit.evidence_se, "missing": fit.missing,
         "true": evidence - elbo, "predicted": fit.trace.gap[-1], "khat": fit.khat,
-        "said": judge_khat(fit.khat, fit.report.khat_draws, fit.missing).name, "seconds": seconds,
+        "said": judge_khat(fit.khat, fit.record.khat_draws, fit.missing).name, "seconds": seconds,
         "reason": fit.stop_reason, "notes": fit.notes,
     }  # fmt: skip
 

@@ -68,7 +68,7 @@ class TestCheck:
         first = fit.check(30)
         assert fit.check(30).evidence == first.evidence
         both = first.check(40)
-        assert both.report.khat_draws == 70
+        assert both.record.khat_draws == 70
         assert len(np.unique(both.weighted_draws().draws)) == 70
         assert sum("from a check" in note for note in both.notes) == 1
 
@@ -122,7 +122,7 @@ class TestCheck:
             fit.check(100, broken)
         checked = fit.check(400, broken, on_failure="exclude")
         assert 0 < checked.n_failed < 100
-        assert checked.report.khat_draws == 400 - checked.n_failed
+        assert checked.record.khat_draws == 400 - checked.n_failed
         assert len(checked.weighted_draws()) == 400 - checked.n_failed
 
     def test_zero_likelihood_is_part_of_the_evidence(self):
@@ -143,11 +143,11 @@ class TestCheck:
 
     def test_a_complete_posterior_that_is_not_is_no_longer_converged(self):
         report = Report(converged=True, stop_kind=StopKind.MISSING, stop_reason="all there", seed=1)
-        checked = replace(by_hand(0.7, 1.0), report=report).check(2000, lambda x: 0.0)
+        checked = replace(by_hand(0.7, 1.0), record=report).check(2000, lambda x: 0.0)
         assert not checked.converged
         assert checked.stop_kind is StopKind.CHECKED
         assert "about 0.2" in checked.stop_reason  # 0.7^2 / 2
-        assert replace(by_hand(0.1, 1.0), report=report).check(2000, lambda x: 0.0).converged
+        assert replace(by_hand(0.1, 1.0), record=report).check(2000, lambda x: 0.0).converged
 
     @pytest.mark.parametrize("n", [0, 2.5, "many"])
     def test_a_wrong_number_of_draws(self, fit, n):

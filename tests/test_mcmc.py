@@ -309,7 +309,7 @@ def test_mistakes(fit, options, message):
 
 
 def test_functions_that_are_not_known(fit):
-    bare = Fit(fit.model, fit.family, fit.q, fit.report)
+    bare = Fit(fit.model, fit.family, fit.q, fit.record)
     with pytest.raises(ValueError, match="does not know its function"):
         bare.mcmc()
     y = np.ones(20)

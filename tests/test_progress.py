@@ -2,10 +2,12 @@
 
 import io
 import math
+import re
 
 import numpy as np
 import pytest
 
+import qbvi
 from qbvi.progress import Progress, evaluations_to_go
 from qbvi.stopping import History
 
@@ -66,3 +68,18 @@ def test_it_is_written_and_closed():
     progress.close(history([1.0]), "done")
     assert "about 200 to go" in stream.getvalue()
     assert stream.getvalue().rstrip().endswith("| done")
+
+
+def test_calls_are_counted_between_iterations_and_in_the_closing_check(monkeypatch, capsys):
+    monkeypatch.setattr("qbvi.progress._EVERY", -1.0)  # every line is written
+    qbvi.fit(lambda x: -0.5 * float(x @ x), qbvi.Normal(0, 1, shape=2), family="full", progress=True, seed=1)
+    lines = capsys.readouterr().err.split("\r")
+    counts = [int(found[1].replace(",", "")) for line in lines if (found := re.search(r"([\d,]+) evaluations", line))]
+    assert counts[0] == 1
+    assert set(np.diff(counts)) <= {0, 1}  # every call moves the line
+    checks = [re.search(r"checking the result: (\d+) of (\d+) fresh draws", line) for line in lines]
+    made = [(int(found[1]), int(found[2])) for found in checks if found]
+    total = made[-1][1]
+    assert made[-total:] == [(i + 1, total) for i in range(total)]
+    assert "checking" not in lines[-1]  # the last line has the verdict
+    assert "nats" in lines[-1]

@@ -114,7 +114,7 @@ def test_a_mixture_is_saved_drawn_checked_and_continued(tmp_path):
         a, b = np.logaddexp.reduce([-0.5 * np.sum(x**2), -1 - 0.5 * ((x[0] - 30) / 2) ** 2 - 0.5 * x[1] ** 2]), 0.01
         return a + 0.5 * b * float(x @ x)  # without the prior
 
-    checked = replace(fit, report=replace(fit.report, seed=1)).check(500, two)
+    checked = replace(fit, record=replace(fit.record, seed=1)).check(500, two)
     # Component two has twice the volume: e^-1 * 2 against 1.
     assert checked.missing < 0.2
     assert np.isnan(checked.khat)  # unknown: the ratios have two values, one for each component

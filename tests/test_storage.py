@@ -112,8 +112,8 @@ def test_report_comes_back_whole(tmp_path):
         assert_array_equal(back.trace[name], fit.trace[name])
         assert back.trace[name].dtype == fit.trace[name].dtype
     for name in (*storage._NUMBERS, *storage._WORDS):
-        assert getattr(back.report, name) == getattr(fit.report, name)
-        assert type(getattr(back.report, name)) is type(getattr(fit.report, name))
+        assert getattr(back.record, name) == getattr(fit.record, name)
+        assert type(getattr(back.record, name)) is type(getattr(fit.record, name))
     for ours, theirs in zip(fit.failures, back.failures, strict=True):
         assert_same(ours.parameters, theirs.parameters)
         for name in ("kind", "message", "traceback", "seconds", "worker", "types"):

@@ -53,7 +53,7 @@ def main() -> None:
             reference = reference or fit
             apart = max(np.abs(fit.mean - reference.mean).max(), np.abs(fit.cov - reference.cov).max())
             print(
-                f"{name:6s} {fit.report.backend:40s} {spent:7.3f} s, {fit.n_evals:6,} evaluations, from NumPy's {apart:.1e}"
+                f"{name:6s} {fit.record.backend:40s} {spent:7.3f} s, {fit.n_evals:6,} evaluations, from NumPy's {apart:.1e}"
             )
 
 

@@ -154,18 +154,18 @@ def check(fit: Fit, n: int, source: Source, seed: int | np.random.Generator | No
     box, new = _bought(fit, u, source)
     table = new if fit.evaluations is None else Evaluations.joined([fit.evaluations, new])
     report = replace(
-        fit.report,
+        fit.record,
         evaluations=table,
         n_evals=fit.n_evals + box.n_evals,
         failures=(*fit.failures, *box.failures),
     )
-    checked = replace(fit, report=report)
+    checked = replace(fit, record=report)
     h, noise = checked.log_ratios
     ratios = Ratios.of(h, *_noise(checked, noise))
     if len(ratios.h) < 2:
         msg = f"`n` must be larger: of {n} draws from this posterior {len(ratios.h)} had a finite value"
         raise ValueError(msg)
-    return replace(checked, report=_judged(_figured(report, ratios), ratios))
+    return replace(checked, record=_judged(_figured(report, ratios), ratios))
 
 
 def _figured(report: Report, ratios: Ratios) -> Report:

@@ -168,7 +168,15 @@ class Core:
     def _key(self) -> tuple[Any, ...]:
         priors = tuple(_prior_key(p) for p in self.model.parameters)
         parts = Identity(self.algorithm), self.family, self.likelihood, self.backend, self.on_failure
-        return priors, self.model.is_named, self.model.is_vector, *parts, self.most_steps, self.pause_below
+        return (
+            priors,
+            tuple(self.model.paths),
+            self.model.is_named,
+            self.model.is_vector,
+            *parts,
+            self.most_steps,
+            self.pause_below,
+        )
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class MCMC(Fit):
         return flat.reshape(self.n_walkers, self.n_steps, -1)
 
     def _lines(self) -> list[str]:
-        report = self.report
+        report = self.record
         failed = f", {len(report.failures):,} failed" if report.failures else ""
         return [
             f"draws        {self.n_walkers * self.n_steps:,} of {self.n_walkers} walkers, {self.acceptance:.0%} of the steps accepted",
@@ -499,7 +499,7 @@ def _result(fit: Fit, source: Source, run: _Run, box: BlackBox, seconds: float) 
         is_good,
         verdict if is_good else f"{verdict}; more draws are needed, as in fit.mcmc({2 * plan.walkers * plan.steps})",
     )
-    return replace(found, report=report.ended(stop))
+    return replace(found, record=report.ended(stop))
 
 
 def _fingerprint(fit: Fit, plan: _Plan, seed: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from qbvi.arguments import array_of, shown
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
+from qbvi.points import items, nested, paths_of
 from qbvi.supports import Elementwise, Periodic, Shape, UserDefinedError
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "Vector", "named_distributions"]
@@ -135,7 +137,9 @@ class Model:
     ----------
     prior : distribution, mapping of str to distribution, sequence of distributions, or Vector
         Distributions of qbvi or frozen ones of SciPy. The order of a mapping is the order of the
-        columns of ``u``. A sequence, or a `Vector`, has the priors of the entries of one vector.
+        columns of ``u``. Mappings may be nested; then values are nested dicts, and names have dots
+        between those of the levels: ``{"a": {"b": ...}}`` has the name ``a.b``. A sequence, or a
+        `Vector`, has the priors of the entries of one vector.
     native : collection of str
         Names of the parameters that ``u`` holds on their own scale. An unnamed parameter has the
         name ``theta``.
@@ -149,6 +153,8 @@ class Model:
         Whether values are a dict of arrays, not one array.
     is_vector : bool
         Whether values are one vector whose entries are parameters of their own.
+    paths : list of tuple of str
+        Where each parameter is in nested dicts; a tuple of one name where they are not nested.
     labels : list of str
         One label per constrained scalar.
 
@@ -166,6 +172,7 @@ class Model:
         self.is_named = isinstance(prior, Mapping)
         self.is_vector = isinstance(prior, Vector | list | tuple)
         self.parameters = _lay_out(named_distributions(prior), frozenset(native))
+        self.paths = paths_of(prior) if self.is_named else [(p.name,) for p in self.parameters]
         self.dim = self.parameters[-1].columns.stop
         self.labels = [label for parameter in self.parameters for label in parameter.labels]
 
@@ -173,7 +180,7 @@ class Model:
         if not self.is_named and not self.is_vector:
             return f"Model({self.parameters[0].distribution!r})"
         by_name = {p.name: p.distribution for p in self.parameters}
-        return f"Model({by_name!r})" if self.is_named else f"Model(Vector({by_name!r}))"
+        return f"Model({self.nest(by_name)!r})" if self.is_named else f"Model(Vector({by_name!r}))"
 
     def constrain(self, u: Array) -> Any:
         """Values that the user's function sees: a dict of arrays, or one array if unnamed.
@@ -312,7 +319,8 @@ class Model:
     def to_spec(self) -> dict[str, Any]:
         """Everything that `from_spec` needs, as plain data without code."""
         parameters = [
-            {"name": p.name, "prior": p.distribution.to_spec(), "native": p.is_native} for p in self.parameters
+            {"name": p.name, "path": list(path), "prior": p.distribution.to_spec(), "native": p.is_native}
+            for p, path in zip(self.parameters, self.paths, strict=True)
         ]
         return {"named": self.is_named, "vector": self.is_vector, "parameters": parameters}
 
@@ -343,12 +351,17 @@ class Model:
         native = [entry["name"] for entry in spec["parameters"] if entry.get("native", False)]
         if spec.get("vector", False):
             return cls(Vector(rebuilt), native)
-        return cls(rebuilt if spec["named"] else rebuilt[_UNNAMED], native)
+        paths = [entry.get("path", [entry["name"]]) for entry in spec["parameters"]]
+        return cls(nested(rebuilt, paths) if spec["named"] else rebuilt[_UNNAMED], native)
+
+    def nest(self, by_name: Mapping[str, Any]) -> dict[str, Any]:
+        """What belongs to each parameter, in dicts nested as the prior is."""
+        return nested(by_name, self.paths)
 
     def by_name(self, values: Any) -> Mapping[str, Any]:
         """Values of one point, or stacked ones, as arrays by the names of the parameters."""
         if self.is_named:
-            return values  # type: ignore[no-any-return]
+            return dict(items(values))
         if not self.is_vector:
             return {self.parameters[0].name: values}
         array = values if hasattr(values, "shape") else np.asarray(values)
@@ -370,7 +383,7 @@ class Model:
             return array_namespace(*arrays).stack(arrays, axis=-1)
         if not self.is_named:
             return arrays[0]
-        return {p.name: array for p, array in zip(self.parameters, arrays, strict=True)}
+        return self.nest({p.name: array for p, array in zip(self.parameters, arrays, strict=True)})
 
     def _listed(self, values: Any) -> list[Any]:
         """The arrays of a structure in the order of the columns, with names checked."""
@@ -380,8 +393,9 @@ class Model:
         if not isinstance(values, Mapping):
             msg = f"values must be a dict with the names {', '.join(names)}, got {type(values).__name__}"
             raise TypeError(msg)
-        _check_names("values", values, names, complete=True)
-        return [values[name] for name in names]
+        by_name = self.by_name(values)
+        _check_names("values", by_name, names, complete=True)
+        return [by_name[name] for name in names]
 
 
 def named_distributions(prior: Any) -> dict[str, Distribution]:
@@ -407,7 +421,14 @@ def _by_name(prior: Any) -> dict[str, Any]:
         return {f"{_UNNAMED}[{i}]": one for i, one in enumerate(prior)}
     if isinstance(prior, Vector):
         return dict(prior.priors)
-    return dict(prior) if isinstance(prior, Mapping) else {_UNNAMED: prior}
+    if not isinstance(prior, Mapping):
+        return {_UNNAMED: prior}
+    found = items(prior)
+    twice = next((name for name, n in Counter(name for name, _ in found).items() if n > 1), None)
+    if twice is not None:
+        msg = f"`prior` must have one parameter of each name, got {twice!r} twice: by a dot, and in a nested dict"
+        raise ValueError(msg)
+    return dict(found)
 
 
 def _lay_out(priors: Mapping[str, Distribution], native: frozenset[str]) -> tuple[Parameter, ...]:

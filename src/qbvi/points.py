@@ -1,8 +1,8 @@
 """Points as the user's function sees them: one array, or a dict of arrays by name.
 
 A *point* holds one value of every parameter: an array of the parameter's shape, or a dict of such
-arrays where the parameters have names. *Stacked* points share a first axis: their arrays have shape
-``(n, *shape)``. Only the functions here ask which of the two forms a value has.
+arrays where the parameters have names. The dicts may be nested. *Stacked* points share a first
+axis: their arrays have shape ``(n, *shape)``. Only the functions here ask which form a value has.
 
 `count`, `sliced`, `mapped` and `items` take arrays of any library. `row`, `rows`, `copied` and
 `stacked` make copies, which are NumPy arrays.
@@ -15,9 +15,23 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Points", "copied", "count", "is_named", "items", "mapped", "row", "rows", "sliced", "stacked"]
+__all__ = [
+    "Points",
+    "copied",
+    "count",
+    "is_named",
+    "items",
+    "mapped",
+    "nested",
+    "paths_of",
+    "row",
+    "rows",
+    "sliced",
+    "stacked",
+]
 
-Points = Any  # one array, or a dict of arrays by name
+Points = Any  # one array, or a dict of arrays by name, which may be nested
+DOT = "."  # between the names of a path
 
 
 def is_named(points: Points) -> bool:
@@ -28,12 +42,19 @@ def is_named(points: Points) -> bool:
 def items(points: Points, unnamed: str = "") -> list[tuple[str, Any]]:
     """All arrays with their names; a single array goes by the name ``unnamed``.
 
+    Names in nested dicts are joined by dots.
+
     Examples
     --------
-    >>> items({"a": 1.0, "b": 2.0}), items(3.0)
-    ([('a', 1.0), ('b', 2.0)], [('', 3.0)])
+    >>> items({"a": 1.0, "b": {"c": 2.0}}), items(3.0)
+    ([('a', 1.0), ('b.c', 2.0)], [('', 3.0)])
     """
-    return list(points.items()) if is_named(points) else [(unnamed, points)]
+    if not is_named(points):
+        return [(unnamed, points)]
+    found: list[tuple[str, Any]] = []
+    for name, one in points.items():
+        found += [(f"{name}{DOT}{inner}", array) for inner, array in items(one)] if is_named(one) else [(name, one)]
+    return found
 
 
 def mapped(function: Callable[[Any], Any], points: Points) -> Points:
@@ -41,10 +62,43 @@ def mapped(function: Callable[[Any], Any], points: Points) -> Points:
 
     Examples
     --------
-    >>> mapped(abs, {"a": -1.0, "b": 2.0})
-    {'a': 1.0, 'b': 2.0}
+    >>> mapped(abs, {"a": -1.0, "b": {"c": 2.0}})
+    {'a': 1.0, 'b': {'c': 2.0}}
     """
-    return {name: function(array) for name, array in points.items()} if is_named(points) else function(points)
+    return {name: mapped(function, one) for name, one in points.items()} if is_named(points) else function(points)
+
+
+def nested(arrays: Mapping[str, Any], paths: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Arrays in nested dicts, by the path of each.
+
+    Examples
+    --------
+    >>> nested({"a": 1.0, "b.c": 2.0, "b.d": 3.0}, [["a"], ["b", "c"], ["b", "d"]])
+    {'a': 1.0, 'b': {'c': 2.0, 'd': 3.0}}
+    """
+    found: dict[str, Any] = {}
+    for *outer, last in paths:
+        inner = found
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        inner[last] = arrays[DOT.join((*outer, last))]
+    return found
+
+
+def paths_of(points: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The path to each array in nested dicts.
+
+    Examples
+    --------
+    >>> paths_of({"a": 1.0, "b": {"c": 2.0}})
+    [('a',), ('b', 'c')]
+    """
+    empty = next((name for name, one in points.items() if is_named(one) and not one), None)
+    if empty is not None:
+        msg = f"nested dicts must have at least one parameter each, but {empty!r} is an empty dict"
+        raise ValueError(msg)
+    below = {name: paths_of(one) if is_named(one) else [()] for name, one in points.items()}
+    return [(name, *path) for name, found in below.items() for path in found]
 
 
 def count(points: Points) -> int:
@@ -94,5 +148,5 @@ def stacked(points: Sequence[Any]) -> Points:
     {'a': array([1., 2.])}
     """
     if is_named(points[0]):
-        return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}
+        return {name: stacked([point[name] for point in points]) for name in points[0]}
     return np.stack([np.asarray(point) for point in points])

@@ -89,32 +89,57 @@ class Progress:
         if self.shown and time.monotonic() - self._last > _EVERY:
             self.show(self.line(history))
 
-    def close(self, history: History, ending: str) -> None:
-        """Write the last line."""
-        if self.shown:
-            self.show(f"{self.line(history)} | {ending}", end="\n")
-
     def show(self, line: str, end: str = "") -> None:
         """Write a line over the last one, unless that is recent; one with an ``end`` always."""
         if self.shown and (end or time.monotonic() - self._last > _EVERY):
             self._write(line, end)
             self._last = time.monotonic()
 
-    def line(self, history: History) -> str:
+    def count(self, history: History, n_evals: int, check: tuple[int, int] | None = None) -> None:
+        """Rewrite the line between two iterations, unless it is recent.
+
+        Parameters
+        ----------
+        history
+            The iterations so far.
+        n_evals
+            Evaluations so far, with those since the last iteration.
+        check
+            If they are fresh draws that check the result: how many are made, and of how many.
+        """
+        if self.shown and time.monotonic() - self._last > _EVERY:
+            self.show(self.line(history, n_evals, check))
+
+    def close(self, history: History, ending: str, n_evals: int | None = None) -> None:
+        """Write the last line; ``n_evals`` are all evaluations, with those of the closing check."""
+        if self.shown:
+            self.show(f"{self.line(history, n_evals)} | {ending}", end="\n")
+
+    def line(self, history: History, n_evals: int | None = None, check: tuple[int, int] | None = None) -> str:
         """Describe the progress of the fit."""
+        n_evals = n_evals if n_evals is not None else history.n_evals[-1] if len(history) else 0
+        count = f"{n_evals:,} evaluations" if n_evals else ""
         if not len(history):
-            return "starting"
-        left = self._seconds_left(history)
-        to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
+            return f"qbvi: starting | {count}" if count else "starting"
+        checked = None if check is None else "checking the result: {:,} of {:,} fresh draws".format(*check)
+        ahead = [checked] if checked else self._ahead(history)
         parts = [
             f"iteration {len(history):,}",
-            f"{history.n_evals[-1]:,} evaluations" if history.n_evals[-1] else "",
+            count,
             f"bound {history.elbo_smooth[-1]:,.3f}",
             f"step {history.step[-1]:.2g}",
+            *ahead,
+        ]
+        return "qbvi: " + " | ".join(part for part in parts if part)
+
+    def _ahead(self, history: History) -> list[str]:
+        """What is left until the tolerance or a limit is reached."""
+        left = self._seconds_left(history)
+        to_go = None if self.tol is None else evaluations_to_go(history, self.tol)
+        return [
             "" if to_go is None else f"about {_rounded(to_go):,} to go",
             "" if left is None else f"at most {_clock(left)} left",
         ]
-        return "qbvi: " + " | ".join(part for part in parts if part)
 
     def _seconds_left(self, history: History) -> float | None:
         seconds = history.seconds[-1]

@@ -42,6 +42,7 @@ from qbvi.weighted import Expectation, WeightedDraws
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
     from qbvi.check import Source
     from qbvi.evaluate import OnFailure
@@ -85,7 +86,7 @@ class Fit:
         The family that ``q`` belongs to.
     q : array
         The approximation, in its family's own coordinates.
-    report : Report
+    record : Report
         Results and diagnostics of the fit.
 
     Notes
@@ -113,7 +114,7 @@ class Fit:
     model: Model
     family: Density
     q: Floats
-    report: Report
+    record: Report
     # How to call the user's function again. `qbvi.fit` sets it; files and pickles leave it out.
     _source: Source | None = field(default=None, repr=False)
 
@@ -148,7 +149,7 @@ class Fit:
         parts = {b.name: self._moments[1][b.entries, b.entries].copy() for b in self.blocks}
         if self.model.is_vector:
             return self.cov_matrix
-        return parts if self.model.is_named else next(iter(parts.values()))
+        return self.model.nest(parts) if self.model.is_named else next(iter(parts.values()))
 
     @property
     def cov_matrix(self) -> Floats:
@@ -182,32 +183,32 @@ class Fit:
     @property
     def elbo(self) -> float:
         """Lower bound on the log evidence, from fresh draws."""
-        return self.report.elbo
+        return self.record.elbo
 
     @property
     def elbo_se(self) -> float:
         """Standard error of `elbo`."""
-        return self.report.elbo_se
+        return self.record.elbo_se
 
     @property
     def evidence(self) -> float:
         """Log evidence: the log of the marginal likelihood, for model comparison."""
-        return self.report.evidence
+        return self.record.evidence
 
     @property
     def evidence_se(self) -> float:
         """Standard error of `evidence`; infinite if the draws do not determine it."""
-        return self.report.evidence_se
+        return self.record.evidence_se
 
     @property
     def missing(self) -> float:
         """Nats that this posterior misses: KL(q || posterior), `evidence` minus `elbo`."""
-        return self.report.missing
+        return self.record.missing
 
     @property
     def missing_se(self) -> float:
         """Standard error of `missing`; infinite if the draws do not determine it."""
-        return self.report.missing_se
+        return self.record.missing_se
 
     @property
     def khat(self) -> float:
@@ -215,7 +216,7 @@ class Fit:
 
         There are none with mini-batches, and if the method has checked the posterior itself.
         """
-        return self.report.khat
+        return self.record.khat
 
     @property
     def converged(self) -> bool:
@@ -223,32 +224,32 @@ class Fit:
 
         See ``tol`` of `qbvi.fit`. `stop_reason` says which of the two.
         """
-        return self.report.converged
+        return self.record.converged
 
     @property
     def stop_reason(self) -> str:
         """Why the fit ended, in a sentence."""
-        return self.report.stop_reason
+        return self.record.stop_reason
 
     @property
     def stop_kind(self) -> StopKind:
         """Why the fit ended, as a kind that programs can compare."""
-        return self.report.stop_kind
+        return self.record.stop_kind
 
     @property
     def n_evals(self) -> int:
         """Number of evaluations of the user's function."""
-        return self.report.n_evals
+        return self.record.n_evals
 
     @property
     def n_failed(self) -> int:
         """Number of evaluations without a usable number."""
-        return len(self.report.failures)
+        return len(self.record.failures)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """All failed evaluations: where, why, and how long they took."""
-        return self.report.failures
+        return self.record.failures
 
     @property
     def evaluations(self) -> Evaluations | None:
@@ -261,7 +262,7 @@ class Fit:
         - points of a loop on a device stay there,
         - `save` leaves out more than a million numbers.
         """
-        return self.report.evaluations
+        return self.record.evaluations
 
     @property
     def starts(self) -> Starts:
@@ -271,27 +272,27 @@ class Fit:
         single start found. A fit that found one mode has one row.
         """
         one = Start(0, self.elbo, 1.0, self.n_evals, self.converged, self._moments[0])
-        return Starts(self.labels, self.report.starts or (one,))
+        return Starts(self.labels, self.record.starts or (one,))
 
     @property
     def trace(self) -> Trace:
         """History of the fit, with one entry per iteration."""
-        return self.report.trace
+        return self.record.trace
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Advice, in plain sentences."""
-        return self.report.notes
+        return self.record.notes
 
     @property
     def seconds(self) -> float:
         """Run time of the fit in seconds."""
-        return self.report.seconds
+        return self.record.seconds
 
     @property
     def seed(self) -> int | None:
         """The given seed."""
-        return self.report.seed
+        return self.record.seed
 
     def sample(self, n: int, seed: int | np.random.Generator | None = None) -> Structure:
         """Draw from the posterior.
@@ -349,7 +350,7 @@ class Fit:
         lower, upper = self._quantile_table(interval_ends("interval", interval))
         columns = zip(self.labels, *self._mean_and_sd, lower, upper, strict=True)
         rows = tuple(Row(label, *(float(number) for number in numbers)) for label, *numbers in columns)
-        return Summary(rows, interval, (self._title(), *diagnostic_lines(self.report)), self.notes)
+        return Summary(rows, interval, (self._title(), *diagnostic_lines(self.record)), self.notes)
 
     def quantiles(self, levels: Any) -> Structure:
         """Posterior quantiles of every parameter.
@@ -630,6 +631,19 @@ class Fit:
 
         return to_arviz(self, kind=kind, draws=draws, seed=seed, **options)
 
+    def to_getdist(
+        self,
+        draws: int = 10_000,
+        seed: int | np.random.Generator | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        label: str | None = None,
+    ) -> Any:
+        """Export draws with their weights to GetDist; see `qbvi.getdist.to_getdist`."""
+        from qbvi.getdist import to_getdist
+
+        return to_getdist(self, draws=draws, seed=seed, labels=labels, label=label)
+
     def plot_trace(self, reference: float | Mapping[str, float] | None = None, ax: Any = None) -> Any:
         """Plot lower bound and predicted gap over evaluations; see `qbvi.plots.plot_trace`."""
         from qbvi.plots import plot_trace
@@ -641,24 +655,53 @@ class Fit:
         names: Sequence[str] | Mapping[str, str] | None = None,
         prior: bool = True,
         points: Mapping[str, Structure] | None = None,
-        reference: Structure = None,
+        reference: Any = None,
+        interval: float = 0.95,
     ) -> Any:
         """Plot the density of every entry; see `qbvi.plots.plot_marginals`."""
         from qbvi.plots import plot_marginals
 
-        return plot_marginals(self, names=names, prior=prior, points=points, reference=reference)
+        return plot_marginals(self, names=names, prior=prior, points=points, reference=reference, interval=interval)
 
     def plot_pairs(
         self,
         names: Sequence[str] | Mapping[str, str] | None = None,
         points: Mapping[str, Structure] | None = None,
-        reference: Structure = None,
+        reference: Any = None,
         max_parameters: int = 10,
+        interval: float = 0.95,
     ) -> Any:
-        """Plot every pair of entries; see `qbvi.plots.plot_pairs`."""
+        """Plot every pair of entries over a reference sample; see `qbvi.plots.plot_pairs`."""
         from qbvi.plots import plot_pairs
 
-        return plot_pairs(self, names=names, points=points, reference=reference, max_parameters=max_parameters)
+        options = {"reference": reference, "max_parameters": max_parameters, "interval": interval}
+        return plot_pairs(self, names=names, points=points, **options)
+
+    def plot_forest(
+        self,
+        names: Sequence[str] | Mapping[str, str] | None = None,
+        points: Mapping[str, Structure] | None = None,
+        reference: Any = None,
+        interval: float = 0.95,
+    ) -> Any:
+        """Plot the intervals of all entries below each other; see `qbvi.plots.plot_forest`."""
+        from qbvi.plots import plot_forest
+
+        return plot_forest(self, names=names, points=points, reference=reference, interval=interval)
+
+    def report(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        title: str | None = None,
+        names: Sequence[str] | None = None,
+        reference: Any = None,
+        figures: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a page with verdict, table and figures; see `qbvi.page.write_report`."""
+        from qbvi.page import write_report
+
+        return write_report(self, path, title=title, names=names, reference=reference, figures=figures)
 
     def plot_predictive(self, x: Any, function: Any, data: tuple[Any, Any] | None = None, **options: Any) -> Any:
         """Plot a curve with its intervals, and the data; see `qbvi.plots.plot_predictive`."""
@@ -673,12 +716,17 @@ class Fit:
         save(self, path)
 
     def __repr__(self) -> str:
-        lines = [self._title(), *diagnostic_lines(self.report)]
+        lines = [self._title(), *diagnostic_lines(self.record)]
         shown = list(self.summary())[:3]
         lines += aligned([(row.parameter, *cells_of(row)[:2]) for row in shown], ("", "mean", "sd"))
         if len(self.labels) > len(shown):
             lines.append(f"... {len(self.labels) - len(shown)} more, and intervals, in summary()")
         return "\n".join([lines[0], *("  " + line for line in lines[1:])])
+
+    def _repr_html_(self) -> str:
+        from qbvi.page import notebook_html
+
+        return notebook_html(self)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

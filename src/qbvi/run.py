@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,16 +140,20 @@ class Run:
         self._remarks: list[str] = [self.note] if self.note else []
         self._is_cut = False  # whether the time was over in a step, or before fresh draws
         self._again = _Counts()  # what a resumed run will count again
+        # Evaluations before the fresh draws that are being made, and the number of these draws.
+        self._check: tuple[int, int] | None = None
         self._start = time.perf_counter()
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
         """Run the loop until a stopping rule, the budget, the user or an error ends it."""
         stop = None
         self._set_deadline()
+        self.black_box.on_evaluated = partial(self._show, progress)
         try:
             reached, stop = yield from self._loop(init, progress)
-            progress.close(self._history, stop.reason)
-            return (yield from self._finish(self._chosen(reached), stop))
+            fit = yield from self._finish(self._chosen(reached), stop)
+            progress.close(self._history, fit.stop_reason, fit.n_evals)
+            return fit
         except KeyboardInterrupt as interruption:
             if self._kept is None:
                 raise
@@ -163,6 +168,12 @@ class Run:
             if self._kept is not None:
                 error.fit = self._freeze(self._kept, Stop.of(StopKind.ERROR, error=error))
             raise
+
+    def _show(self, progress: Progress, done: int) -> None:
+        """Show how many evaluations there are, of which ``done`` belong to the current request."""
+        n_evals = self.black_box.n_evals + done
+        check = None if self._check is None else (n_evals - self._check[0], self._check[1])
+        progress.count(self._history, n_evals, check)
 
     def evaluate(self, request: Request) -> Evaluated:
         """Answer a request from the black box."""
@@ -562,6 +573,7 @@ class Run:
         parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
         size, made, h = n // parts, 0, []
         before = self._counts(), self.number, self._engine.fresh.bit_generator.state
+        self._check = self.black_box.n_evals, parts * size
         for part in range(parts):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
@@ -571,6 +583,7 @@ class Run:
             if len(theta) < size:
                 self._cut_look(made, parts * size, before)
                 break
+        self._check = None
         if not h or made < 2:
             return None
         share = self._since(before[0]).failures / made

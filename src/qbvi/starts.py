@@ -76,7 +76,7 @@ def combined(fits: Sequence[Fit]) -> Fit:
     if unsettled and stop.converged:
         stop = stop.but(StopKind.STARTS_DISAGREE, bounds=", ".join(f"{m.fit.elbo:.2f}" for m in unsettled))
     report = replace(
-        first.report.ended(stop),
+        first.record.ended(stop),
         n_evals=sum(fit.n_evals for fit in fits),
         failures=tuple(failure for fit in fits for failure in fit.failures),
         seconds=sum(fit.seconds for fit in fits),
@@ -186,13 +186,13 @@ def _figures(modes: Sequence[_Mode], weights: NDArray[np.float64]) -> dict[str, 
         "missing": max(evidence - elbo, 0.0),
         "missing_se": error("missing_se") if is_known else float("inf"),
         "khat": worst.khat,
-        "khat_draws": worst.report.khat_draws,
+        "khat_draws": worst.record.khat_draws,
     }
 
 
 def _khat_that_counts(fit: Fit) -> float:
     """k-hat, or minus infinity if it is not known or of no consequence."""
-    meaning = judge_khat(fit.khat, fit.report.khat_draws, fit.missing)
+    meaning = judge_khat(fit.khat, fit.record.khat_draws, fit.missing)
     return -math.inf if meaning in (Khat.NEGLIGIBLE, Khat.UNKNOWN) else fit.khat
 
 

@@ -157,7 +157,7 @@ def read_facts(path: PathLike) -> dict[str, Any]:
 def _header(fit: Fit) -> dict[str, Any]:
     from qbvi._version import __version__
 
-    report = {name: getattr(fit.report, name) for name in _WORDS}
+    report = {name: getattr(fit.record, name) for name in _WORDS}
     return {
         "format": _FORMAT,
         "schema": SCHEMA,
@@ -174,7 +174,7 @@ def _arrays(fit: Fit) -> Arrays:
     where = [fit.model.flatten(mapped(_with_leading_axis, failure.parameters)) for failure in fit.failures]
     return {
         "q": fit.q,
-        "numbers": np.array([getattr(fit.report, name) for name in _NUMBERS]),
+        "numbers": np.array([getattr(fit.record, name) for name in _NUMBERS]),
         "failure_parameters": np.concatenate([np.empty((0, len(fit.labels))), *where]),
         "failure_seconds": np.array([failure.seconds for failure in fit.failures], dtype=np.float64),
         **{f"trace_{name}": fit.trace[name] for name in Trace.names()},
@@ -184,7 +184,7 @@ def _arrays(fit: Fit) -> Arrays:
 
 
 def _start_arrays(fit: Fit) -> Arrays:
-    starts = fit.report.starts
+    starts = fit.record.starts
     if not starts:
         return {}
     return {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qbvi.report import Report
 
-__all__ = ["Row", "Summary", "aligned", "cells_of", "diagnostic_lines"]
+__all__ = ["Row", "Summary", "aligned", "cells_of", "decimals_of", "diagnostic_lines", "largest_error"]
 
 _FINE = 0.01  # standard error, in nats, below which the missing nats have three decimals
 _LEAST_ERROR, _MOST_ERROR = 0.01, 0.7  # of a probability: what is worth a word, and a number
@@ -125,27 +125,37 @@ def _evidence(report: Report) -> str:
 
 
 def _missing(report: Report) -> str:
-    """The nats that are missing, and the largest error of a probability that they allow.
-
-    By Pinsker's inequality no probability is wrong by more than the root of half the divergence,
-    to which one standard error is added here.
-    """
+    """The nats that are missing, and the largest error of a probability that they allow."""
     if not math.isfinite(report.missing_se):
         return f"about {max(report.missing, 0):.2g} nats of the posterior or more: the draws do not determine it"
     decimals = 3 if report.missing_se < _FINE else 2
     nats = f"{max(report.missing, 0):.{decimals}f} ± {report.missing_se:.{decimals}f} nats of the posterior"
-    error = math.sqrt((max(report.missing, 0) + report.missing_se) / 2)
+    error = largest_error(report.missing, report.missing_se)
     if error >= _MOST_ERROR:
         return f"{nats}: probabilities may be far off"
     return f"{nats}: probabilities are off by at most about {max(error, _LEAST_ERROR):.2f}"
 
 
+def largest_error(missing: float, missing_se: float) -> float:
+    """Largest error of a probability if so many nats are missing.
+
+    By Pinsker's inequality no probability is wrong by more than the root of half the divergence,
+    to which one standard error is added here.
+
+    Examples
+    --------
+    >>> round(largest_error(0.015, 0.005), 3)
+    0.1
+    """
+    return math.sqrt((max(missing, 0) + missing_se) / 2)
+
+
 def _with_error(value: float, error: float) -> str:
-    decimals = min(_decimals(error, 2), 6)  # an exact fit has no error worth sixteen digits
+    decimals = min(decimals_of(error, 2), 6)  # an exact fit has no error worth sixteen digits
     return f"{value:.{decimals}f} ± {error:.{decimals}f}"
 
 
-def _decimals(scale: float, digits: int) -> int:
+def decimals_of(scale: float, digits: int) -> int:
     """Decimals that show ``scale`` to ``digits`` significant digits."""
     if not (math.isfinite(scale) and scale > 0):
         return 3
@@ -154,7 +164,7 @@ def _decimals(scale: float, digits: int) -> int:
 
 def cells_of(row: Row) -> tuple[str, ...]:
     """Numbers of a row, to three significant digits of its standard deviation."""
-    decimals = _decimals(row.sd, 3)
+    decimals = decimals_of(row.sd, 3)
     largest = max(abs(number) for number in row[1:])
     if decimals > 6 or largest >= 1e7:
         return tuple(f"{number:.4g}" for number in row[1:])

@@ -132,7 +132,7 @@ def test_a_fit_is_the_same_on_every_backend(case, backend):
     # NumPy takes one point at a time where the others map: the function of stacked points is the same one here.
     there = fitted(function, backend=backend, **options)
     assert_same(there, fitted(function, **options))
-    assert there.report.backend == str(find_backend(backend))
+    assert there.record.backend == str(find_backend(backend))
 
 
 def test_sobol_points_come_from_the_host_and_the_steps_run_on_the_backend(backend):
@@ -145,7 +145,7 @@ def test_the_host_method_asks_a_function_on_the_backend(backend):
     options = {"prior": NORMAL, "method": qbvi.Regression(tol=0.1)}
     there = fitted(logistic, backend=backend, **options)
     np.testing.assert_allclose(there.mean, fitted(logistic, **options).mean, rtol=1e-6)
-    assert there.report.backend.endswith("for the function, the loop on the host: Regression computes there")
+    assert there.record.backend.endswith("for the function, the loop on the host: Regression computes there")
 
 
 def test_a_prior_of_scipy_keeps_the_loop_on_the_host(on_jax):
@@ -157,14 +157,14 @@ def test_a_prior_of_scipy_keeps_the_loop_on_the_host(on_jax):
     }
     there = fitted(lambda x: -(x**2), backend="jax", **options)
     np.testing.assert_allclose(there.q, fitted(lambda x: -(x**2), **options).q, rtol=1e-8)
-    assert "the loop on the host: the prior computes there" in there.report.backend
+    assert "the loop on the host: the prior computes there" in there.record.backend
 
 
 def test_single_precision_loses_no_more_than_its_digits(backend):
     """Twelve steps of arithmetic with seven digits: the posterior moves by less than a thousandth of its width."""
     double = fitted(logistic, backend=backend, prior=NORMAL)
     single = fitted(logistic, backend=backend, dtype="float32", prior=NORMAL)
-    assert single.report.backend.endswith("float32")
+    assert single.record.backend.endswith("float32")
     np.testing.assert_allclose(single.mean, double.mean, atol=1e-3 * double.sd.min())
     np.testing.assert_allclose(single.sd, double.sd, rtol=1e-3)
     assert abs(single.elbo - double.elbo) < 1e-2
@@ -469,7 +469,7 @@ def test_fresh_draws_are_made_in_parts_where_they_are_many(monkeypatch):
 
     parted = fitted(watched, prior=NORMAL)
     assert sizes[-3:] == [16, 16, 16]
-    assert parted.report.khat_draws == 48
+    assert parted.record.khat_draws == 48
     np.testing.assert_array_equal(parted.q, whole.q)
     assert abs(parted.elbo - whole.elbo) < 5 * np.hypot(parted.elbo_se, whole.elbo_se)
 
@@ -628,7 +628,7 @@ def test_arrays_on_another_jax_device_are_explained(on_jax):
                 qbvi.fit(function, qbvi.Normal(0, 1, shape=3), vectorized=True, data=data, method=method, backend="jax", device="cpu:0")
             except qbvi.BackendError as error:
                 print(error)
-        print(qbvi.fit(lambda b: b @ x, qbvi.Normal(0, 1, shape=3), vectorized=True, method=method, backend="jax", device="cpu:1").report.backend)
+        print(qbvi.fit(lambda b: b @ x, qbvi.Normal(0, 1, shape=3), vectorized=True, method=method, backend="jax", device="cpu:1").record.backend)
     """
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

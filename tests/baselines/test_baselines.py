@@ -369,7 +369,7 @@ def test_the_same_seed_gives_the_same_fit(name):
     ]
     np.testing.assert_array_equal(fits[0].q, fits[1].q)
     assert not np.array_equal(fits[0].q, fits[2].q)
-    assert name.upper() in fits[0].report.method
+    assert name.upper() in fits[0].record.method
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ def test_a_client_that_went_away_does_not_take_the_fit_along(tmp_path, client):
     one.process.stdin.close()
     assert one.process.wait() == 0
     assert one.process.stderr.read() in ("", "qbvi serve: the output cannot be written ([Errno 32] Broken pipe)\n")
-    assert qbvi.load(tmp_path / "posterior.npz").report.n_iterations == 1
+    assert qbvi.load(tmp_path / "posterior.npz").record.n_iterations == 1
 
 
 def test_both_sides_may_talk_at_once(tmp_path, client):
@@ -376,6 +376,12 @@ def test_priors_by_name(tmp_path):
     assert options == {"seed": 4, "family": [["mu", "w"], ["tau", "p"]]}
 
 
+def test_tables_of_tables_are_nested_parameters(tmp_path):
+    text = '[disc.r]\ndistribution = "Normal"\nloc = 0\nscale = 1\n[s]\ndistribution = "HalfNormal"\nscale = 1'
+    prior, _ = read(tmp_path, text)
+    assert repr(prior) == "{'disc': {'r': Normal(loc=0.0, scale=1.0)}, 's': HalfNormal(scale=1.0)}"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -385,7 +391,20 @@ def test_priors_by_name(tmp_path):
         ("[a]\nloc = 1", r"\[a\] must be a table with a distribution"),
         ('[a]\ndistribution = "Norml"', r"distribution of \[a\] must be one of .*did you mean 'Normal'"),
         ('[a]\ndistribution = "LogPrior"', r"distribution of \[a\] must be one of"),
-        ('[a]\ndistribution = "Normal"\nlocation = 0', r"\[a\] does not describe a Normal: .*'location'"),
+        (
+            '[a]\ndistribution = "Normal"\nlok = 0',
+            r"\[a\] has the key 'lok', .*; its keys are .*loc.*, scale.*, shape \(optional\); did you mean 'loc'",
+        ),
+        (
+            '[a]\ndistribution = "Normal"\nmean = 0\nsd = 1',
+            "the key 'mean', which Normal does not have; its keys are loc",
+        ),
+        (
+            '[a]\ndistribution = "Gamma"\nalpha = 2',
+            r"\[a\] must have the key 'beta'; the keys of Gamma are alpha, beta",
+        ),
+        ('[a]\ndistributon = "Gamma"', r"\[a\] must be a table with a distribution.*did you mean 'distribution'"),
+        ('[a.b]\ndistribution = "Normal"\nmu = 0', r"\[a.b\] has the key 'mu'"),
         (
             '[a]\ndistribution = "Normal"\nloc = 0\nscale = -1',
             r"\[a\] does not describe a Normal: `scale` must be positive",

@@ -113,7 +113,7 @@ def test_max_time_holds_over_steps_and_fresh_draws_but_for_one_call(clock, max_t
 def test_time_is_kept_for_the_fresh_draws(clock):
     fit = qbvi.fit(clock.costing(Target(), 0.01), PRIOR, method=ENDLESS, max_evals=10_000, max_time=10.0, seed=1)
     assert not any("`max_time` ended" in note for note in fit.notes)
-    assert fit.report.khat_draws >= 100
+    assert fit.record.khat_draws >= 100
 
 
 def test_a_step_that_time_cuts_is_left_out_and_the_fresh_draws_that_it_cuts_are_few(clock):
@@ -191,7 +191,7 @@ def test_a_finished_run_whose_fresh_draws_time_cut_returns_the_same_again(clock,
         assert len(calls) == 40
         again = qbvi.fit(target, PRIOR, checkpoint=tmp_path / "run", **options)
     assert len(calls) == 40
-    assert first.report.khat_draws == 10
+    assert first.record.khat_draws == 10
     assert any("`max_time` ended the fresh draws from the result: 10 of 50" in note for note in first.notes)
     assert (again.elbo, again.n_evals) == (first.elbo, first.n_evals)
 
@@ -349,7 +349,7 @@ def test_a_fit_that_abandons_a_call_hands_over_what_it_has():
                 function, PRIOR, executor=threads, max_time=1.0, tol=1e-9, seed=1, callback=lambda now: release.set()
             )
         later.set()
-    assert caught.value.fit.report.n_iterations == 1
+    assert caught.value.fit.record.n_iterations == 1
     assert caught.value.fit.stop_kind.value == "error"
 
 

@@ -77,7 +77,7 @@ def test_mini_batches_are_fitted_as_such_and_repeat_with_the_seed(options):
     likelihood = ShardedLikelihood(squares, PARTS, **options)
     first, second = (qbvi.fit(likelihood, PRIOR, vectorized=True, max_evals=4000, seed=1) for _ in range(2))
     np.testing.assert_array_equal(first.q, second.q)
-    assert "Residual" in first.report.method  # the method for mini-batches, not the regression
+    assert "Residual" in first.record.method  # the method for mini-batches, not the regression
     exact = np.linalg.solve(ROWS[:, :2].T @ ROWS[:, :2] + np.eye(2), ROWS[:, :2].T @ ROWS[:, 2])
     np.testing.assert_allclose(
         first.mean, exact, atol=0.1

@@ -29,7 +29,7 @@ MODELS = {
 
 
 def is_exact(fit):
-    return fit.report.method.startswith("Exact")
+    return fit.record.method.startswith("Exact")
 
 
 def moments(fit, model):
@@ -160,7 +160,7 @@ def test_the_black_box_beside_it_agrees():
     model = MODELS["logistic"]
     exact, black_box = model.fit(seed=1), model.fit(method="regression", family="full", seed=1)
     assert is_exact(exact)
-    assert black_box.report.method.startswith("Regression")
+    assert black_box.record.method.startswith("Regression")
     assert black_box.converged
     for name in model.names:
         # 0.01 nats are at most 0.14 standard deviations
@@ -394,7 +394,7 @@ def test_a_family_that_does_not_match_is_not_called_converged():
     fit = Logistic(twins, Y).fit(family="diagonal", seed=1)
     assert fit.trace.gap[-1] < 1e-8
     assert fit.missing > 1
-    assert not (fit.converged and "bad" in fit.report.khat_verdict)
+    assert not (fit.converged and "bad" in fit.record.khat_verdict)
 
 
 # ---------------------------------------------------------------- where it does not apply

@@ -365,7 +365,7 @@ def test_a_budget_that_ends_before_the_rounds_gives_a_gaussian():
 def test_more_than_twelve_dimensions_are_gaussian():
     fit = qbvi.fit(lambda x: -0.5 * np.sum(x**2), qbvi.Normal(0, 1, shape=13), seed=1)
     assert isinstance(fit.family, Gaussian)
-    assert "Regression" in fit.report.method
+    assert "Regression" in fit.record.method
 
 
 def test_a_family_by_name_is_one_gaussian_as_before():

@@ -59,7 +59,7 @@ def fit(device, function=likelihood, **options):
 
 def told(post):
     numbers = {"mean": post.mean, "cov": post.cov, "elbo": post.elbo, "bounds": post.trace.elbo}
-    return {name: np.asarray(value).tolist() for name, value in numbers.items()} | {"backend": post.report.backend}
+    return {name: np.asarray(value).tolist() for name, value in numbers.items()} | {"backend": post.record.backend}
 
 
 def run(device, **options):

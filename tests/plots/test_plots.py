@@ -228,7 +228,7 @@ class TestMarginals:
         for loc, scale in ((0.0, 1e-6), (30.0, 1.0), (1e6, 1.0), (0.0, 3.0)):
             fit = make_fit({"x": HalfNormal(1.0), "y": Uniform(0, 1)}, family=DiagonalGaussian)
             q = np.array([min(loc, 50), loc, scale, scale])
-            assert png(Fit(fit.model, fit.family, q, fit.report).plot_marginals())
+            assert png(Fit(fit.model, fit.family, q, fit.record).plot_marginals())
 
     def test_too_many_panels(self):
         fit = make_fit(Normal(0, 1, shape=30))
@@ -323,3 +323,96 @@ def test_whole_numbers_are_bars_and_variances_stay_positive():
     assert not variance.patches
     assert x.min() > 0
     assert len(fit.plot_pairs().axes) > 3
+
+
+class TestReference:
+    def test_of_draws_of_a_fit_and_of_weighted_draws(self):
+        fit = make_fit({"x": Normal(0, 1), "s": HalfNormal(1.0)})
+        draws = fit.sample(3000, seed=1)
+        weighted = qbvi.results.WeightedDraws(draws, np.full(3000, 1 / 3000))
+        for reference in (draws, fit, weighted):
+            figure = fit.plot_pairs(reference=reference)
+            assert legend_of(figure) == ["posterior (50 %, 95 %)", "reference"]
+            dots = figure.axes[1].get_lines()[0]
+            assert len(dots.get_xdata()) == 1000
+            assert dots.get_zorder() < figure.axes[1].get_lines()[1].get_zorder()  # it lies under the posterior
+
+    def test_weights_count(self):
+        fit = make_fit({"x": Normal(0, 1), "y": Normal(0, 1)})
+        at = {"x": np.array([0.0, 5.0]), "y": np.array([0.0, 5.0])}
+        figure = fit.plot_pairs(reference=qbvi.results.WeightedDraws(at, np.array([0.2, 0.8])))
+        # of the 1,000 dots of a sample of 8,000, whose order is random: a standard deviation of 0.013
+        assert abs(np.mean(figure.axes[1].get_lines()[0].get_xdata() == 5.0) - 0.8) < 0.06
+
+    def test_its_regions_hold_their_probability(self):
+        fit = make_fit(Normal(0, 1, shape=2))
+        shifted = fit.sample(8000, seed=3) + 3.0  # another place than the posterior
+        ax = fit.plot_pairs(reference=shifted).axes[1]
+        lines = next(c for c in ax.collections if len(c.get_paths()) == 2)
+        for outline, level in zip(lines.get_paths(), (0.95, 0.5), strict=True):
+            # the level is a quantile of the draws themselves, up to the width of a bin
+            assert abs(outline.contains_points(shifted).mean() - level) < 0.03
+
+    def test_few_draws_or_draws_outside_the_support_are_drawn_too(self):
+        fit = make_fit({"x": Normal(0, 1), "s": HalfNormal(1.0)})
+        few = fit.plot_pairs(reference={"x": [0.1, 0.2], "s": [1.0, 2.0]}).axes[1]
+        assert not few.collections
+        outside = {"x": np.random.default_rng(1).normal(size=500), "s": np.random.default_rng(2).normal(size=500)}
+        assert fit.plot_pairs(reference=outside).axes[1].collections
+
+
+class TestNumbers:
+    def test_median_and_interval_are_above_each_density(self):
+        fit = make_fit({"x": Normal(0, 1)})
+        loc, cov = fit.unconstrained
+        figure = fit.plot_marginals(interval=0.5)
+        numbers = figure.axes[0].texts[0].get_text().replace("\N{MINUS SIGN}", "-").replace("[", "").replace("]", "")
+        found = [float(word.strip(",")) for word in numbers.split()]
+        sd = cov[0, 0] ** 0.5
+        assert_allclose(found, loc[0] + sd * stats.norm.ppf([0.5, 0.25, 0.75]), atol=0.006)
+        assert figure.get_supxlabel() == "above each density: median [50 % interval]"
+
+    def test_narrow_panels_have_none(self):
+        assert not make_fit(Normal(0, 1, shape=8)).plot_pairs().axes[0].texts
+        assert make_fit(Normal(0, 1, shape=3)).plot_pairs().axes[0].texts
+
+    def test_bad_interval(self):
+        with pytest.raises(ValueError, match="interval"):
+            make_fit().plot_marginals(interval=1.5)
+
+
+class TestForest:
+    def test_rows_are_quantiles(self):
+        fit = make_fit(Normal(0, 1, shape=4))
+        figure = fit.plot_forest(points={"zero": np.zeros(4)})
+        ax = figure.axes[0]
+        assert [label.get_text() for label in ax.get_yticklabels()] == list(fit.labels)
+        assert ax.yaxis_inverted()
+        outer, inner = (np.array([path.vertices[:, 0] for path in c.get_paths()]) for c in ax.collections[:2])
+        loc, cov = fit.unconstrained
+        sd = np.sqrt(np.diag(cov))
+        assert_allclose(outer, loc[:, None] + sd[:, None] * stats.norm.ppf([0.025, 0.975]))
+        assert_allclose(inner, loc[:, None] + sd[:, None] * stats.norm.ppf([0.25, 0.75]))
+        assert legend_of(figure) == ["posterior: median, 50 % and 95 %", "zero"]
+
+    def test_reference_and_names(self):
+        fit = make_fit()
+        figure = fit.plot_forest(["rho", "alpha"], reference=fit.sample(500, seed=1), interval=0.9)
+        assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["rho", "alpha[0]", "alpha[1]"]
+        assert legend_of(figure) == ["posterior: median, 50 % and 90 %", "reference"]
+        assert png(figure)
+
+
+def test_the_end_of_a_trace_is_enlarged_where_the_axis_hides_it():
+    trace = make_trace(16, 1, noise=0.0)
+    fall = np.where(np.arange(16) == 10, -900.0, -400.0 + 0.01 * np.arange(16))
+    names = {name: trace[name] for name in Trace.names()} | {"elbo": fall, "elbo_smooth": fall}
+    fit = make_fit(Normal(0, 1))
+    fit = Fit(fit.model, fit.family, fit.q, Report(elbo=-399.9, elbo_se=0.02, trace=Trace(**names)))
+    whole, end = fit.plot_trace().axes
+    assert whole.get_ylim()[0] < -899
+    low, high = end.get_ylim()
+    assert -401 < low < -399.96 < high < -399
+    assert end.get_xlim() == (1200, 1600)
+    assert "enlarged" in end.get_title()
+    assert len(make_fit().plot_trace().axes) == 1

@@ -131,7 +131,7 @@ def test_every_number_of_the_rule_book_can_be_changed_for_one_fit():
     rules = Rules(trust_region=dataclasses.replace(RULE, first_radius=0.01))
     short = qbvi.fit(target, prior, method=qbvi.Regression(rules=rules), seed=1)
     assert short.converged
-    assert short.report.n_iterations > usual.report.n_iterations
+    assert short.record.n_iterations > usual.record.n_iterations
     np.testing.assert_allclose(short.mean, usual.mean, atol=1e-3)
 
 

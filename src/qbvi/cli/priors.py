@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qbvi.distributions import DISTRIBUTIONS, Distribution
+from qbvi.distributions import DISTRIBUTIONS
 from qbvi.naming import nearest
 from qbvi.supports import SUPPORTS, Support, support_from_spec
 
@@ -24,7 +25,7 @@ class PriorFileError(ValueError):
 class PriorFile(NamedTuple):
     """The contents of a prior file."""
 
-    prior: dict[str, Distribution]
+    prior: dict[str, Any]  # distributions by name; nested dicts for tables of tables
     options: dict[str, Any]  # the table ``fit``
 
 
@@ -35,7 +36,8 @@ def read_prior(path: str | Path, known: tuple[str, ...]) -> PriorFile:
     ----------
     path
         The file: tables such as ``[beta]`` with ``distribution = "Normal"``, ``loc = 0``,
-        ``scale = 5``, ``shape = [4]``.
+        ``scale = 5``, ``shape = [4]``. Tables of tables, such as ``[disc.radius]``, give nested
+        parameters.
     known
         Options that the table ``[fit]`` may have.
 
@@ -66,14 +68,19 @@ def read_prior(path: str | Path, known: tuple[str, ...]) -> PriorFile:
     return PriorFile({name: _distribution(name, table) for name, table in tables.items()}, options)
 
 
-def _distribution(name: str, table: Any) -> Distribution:
+def _distribution(name: str, table: Any) -> Any:
+    """The distribution that a table describes; for a table of tables, a dict of them."""
     if not isinstance(table, Mapping) or "distribution" not in table:
-        msg = f'[{name}] must be a table with a distribution, such as distribution = "Normal"; got {table!r}'
+        if _has_only_tables(table):
+            return {inner: _distribution(f"{name}.{inner}", below) for inner, below in table.items()}
+        meant = "".join(nearest(key, {"distribution": None}) for key in table) if isinstance(table, Mapping) else ""
+        msg = f'[{name}] must be a table with a distribution, such as distribution = "Normal"; got {table!r}{meant}'
         raise PriorFileError(msg)
     kind, arguments = table["distribution"], {key: value for key, value in table.items() if key != "distribution"}
     if kind not in _KINDS:
         msg = f"distribution of [{name}] must be one of {', '.join(_KINDS)}; got {kind!r}{nearest(str(kind), _KINDS)}"
         raise PriorFileError(msg)
+    _check_keys(name, kind, arguments)
     if "shape" in arguments:
         arguments["shape"] = tuple(arguments["shape"]) if isinstance(arguments["shape"], list) else arguments["shape"]
     try:
@@ -83,6 +90,25 @@ def _distribution(name: str, table: Any) -> Distribution:
     except (TypeError, ValueError, KeyError) as error:
         msg = f"[{name}] does not describe a {kind}: {error}"
         raise PriorFileError(msg) from error
+
+
+def _has_only_tables(table: Any) -> bool:
+    return isinstance(table, Mapping) and len(table) > 0 and all(isinstance(one, Mapping) for one in table.values())
+
+
+def _check_keys(name: str, kind: str, arguments: Mapping[str, Any]) -> None:
+    """Refuse keys that the distribution does not have, and name those that it has."""
+    known = inspect.signature(_KINDS[kind]).parameters
+    needed = [key for key, parameter in known.items() if parameter.default is parameter.empty]
+    keys = ", ".join(key if key in needed else f"{key} (optional)" for key in known)
+    unknown = next((key for key in arguments if key not in known), None)
+    if unknown is not None:
+        msg = f"[{name}] has the key {unknown!r}, which {kind} does not have; its keys are {keys}{nearest(unknown, known)}"
+        raise PriorFileError(msg)
+    missing = [key for key in needed if key not in arguments]
+    if missing:
+        msg = f"[{name}] must have the key {missing[0]!r}; the keys of {kind} are {keys}"
+        raise PriorFileError(msg)
 
 
 def _support(words: Any) -> Support:

@@ -104,6 +104,7 @@ class _Server:
     def __init__(self, args: argparse.Namespace, say: _Out, inbox: _Inbox) -> None:
         from qbvi.ask import Ask
         from qbvi.cli.priors import read_prior
+        from qbvi.points import mapped
 
         prior, options = read_prior(args.prior, _OPTIONS)
         if not os.path.isdir(os.path.dirname(os.path.abspath(args.out))):
@@ -111,7 +112,7 @@ class _Server:
             raise ValueError(msg)
         self._say, self._inbox = say, inbox
         self._out: str = args.out
-        self._shapes = {name: list(distribution.shape) for name, distribution in prior.items()}
+        self._shapes = mapped(lambda distribution: list(distribution.shape), prior)
         self.opt: Ask = Ask(
             prior,
             **{"on_failure": "exclude", **options},
@@ -178,14 +179,16 @@ class _Server:
             return None
         if not reason:
             return fit
-        return Fit(fit.model, fit.family, fit.q, fit.report.ended(Stop.own(False, reason)))
+        return Fit(fit.model, fit.family, fit.q, fit.record.ended(Stop.own(False, reason)))
 
     def _ask(self) -> set[int]:
+        from qbvi.points import mapped
+
         points = self.opt.ask()
         # The other program may answer all of them, and twice, before the last one is written.
         self._inbox.allow(2 * len(points))
         for number, point in zip(points.ids.tolist(), points, strict=True):
-            self._say(type="ask", id=number, parameters={name: value.tolist() for name, value in point.items()})
+            self._say(type="ask", id=number, parameters=mapped(lambda value: value.tolist(), point))
         return set(points.ids.tolist())
 
     def _progress(self, now: Iterate) -> None:

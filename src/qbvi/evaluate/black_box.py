@@ -150,6 +150,8 @@ class BlackBox:
     # Called with the rows that were evaluated, with their values as the function returned them, and
     # with their noise.
     on_returned: Callable[[NDArray[np.int64], Floats, Floats], None] | None = None
+    # Called as each evaluation arrives, with how many of the points have a value by then.
+    on_evaluated: Callable[[int], None] | None = None
 
     def __post_init__(self) -> None:
         self.calls = calls_of(self.function, self.vectorized, self.on_failure)
@@ -191,6 +193,8 @@ class BlackBox:
             outcomes[i] = outcome
             if on_done is not None:
                 on_done(i, outcome)
+            if self.on_evaluated is not None:
+                self.on_evaluated(len(outcomes))
         made = np.array(sorted(outcomes), dtype=np.int64)
         ordered = [outcomes[i] for i in made.tolist()]
         self.n_evals += len(ordered) + self._repeated(outcomes, count(points))

@@ -9,11 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.arguments import probability
 from qbvi.marginals import Block
 from qbvi.naming import nearest
 from qbvi.plots.style import MARKS
 from qbvi.results import Fit
+from qbvi.summary import decimals_of
 from qbvi.supports import Elementwise, Interval, PositiveDefinite, Simplex
+from qbvi.weighted import WeightedDraws
 
 __all__ = [
     "Entry",
@@ -25,12 +28,16 @@ __all__ = [
     "flatten",
     "is_discrete",
     "marked_points",
+    "median_and_interval",
+    "reference_draws",
     "select",
 ]
 
 Floats = NDArray[np.float64]
 Names = Sequence[str] | Mapping[str, str] | None
 Points = Mapping[str, Any]
+
+_REFERENCE_DRAWS = 8000  # of a reference that is not a sample
 
 
 class Entry(NamedTuple):
@@ -75,6 +82,30 @@ def flatten(fit: Fit, values: Any, batched: bool) -> Floats:
         if block.name in arrays:
             flat[:, block.entries] = _checked(arrays[block.name], block.name, block.shape)
     return flat
+
+
+def reference_draws(fit: Fit, reference: Any) -> Floats:
+    """Draws of a reference as (n, p): of a sample, of weighted draws, or of another fit."""
+    if isinstance(reference, Fit):
+        reference = reference.sample(_REFERENCE_DRAWS, seed=0)
+    if not isinstance(reference, WeightedDraws):
+        return flatten(fit, reference, batched=True)
+    # Each draw as often as its weight says, up to one more or less.
+    at = (np.arange(_REFERENCE_DRAWS) + 0.5) / _REFERENCE_DRAWS
+    rows = np.searchsorted(np.cumsum(reference.weights), at)
+    order = np.random.default_rng(0).permutation(np.minimum(rows, len(reference.weights) - 1))
+    return np.asarray(flatten(fit, reference.draws, batched=True)[order])
+
+
+def median_and_interval(fit: Fit, place: int, interval: float) -> str:
+    """Median and equal-tailed interval of one entry, such as ``1.23 [1.01, 1.45]``."""
+    interval = probability("interval", interval)
+    low, median, high = fit.entry_quantiles(place, np.array([(1 - interval) / 2, 0.5, (1 + interval) / 2]))
+    decimals = 0 if is_discrete(fit, place) else decimals_of((high - low) / 4, 2)
+    is_long = decimals > 6 or max(abs(low), abs(high)) >= 1e7
+    numbers = [f"{x:.3g}" if is_long else f"{x:.{decimals}f}" for x in (median, low, high)]
+    text = "{} [{}, {}]".format(*numbers)
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def _checked(array: Floats, name: str, shape: tuple[int, ...]) -> Floats:

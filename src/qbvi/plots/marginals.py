@@ -12,8 +12,29 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from qbvi.plots.densities import posterior_density, prior_density, prior_draws, visible_range
-from qbvi.plots.entries import Floats, Names, Points, flatten, is_discrete, marked_points, select
-from qbvi.plots.style import BLUE, DASHES, INK, MARKS, ONE_COLUMN, TWO_COLUMNS, legend_above, new_figure, tidy
+from qbvi.plots.entries import (
+    Floats,
+    Names,
+    Points,
+    is_discrete,
+    marked_points,
+    median_and_interval,
+    reference_draws,
+    select,
+)
+from qbvi.plots.style import (
+    BLUE,
+    DASHES,
+    INK,
+    MARKS,
+    ONE_COLUMN,
+    TWO_COLUMNS,
+    legend_above,
+    new_figure,
+    note_below,
+    subtitle,
+    tidy,
+)
 from qbvi.results import Fit
 
 __all__ = ["draw_panel", "plot_marginals"]
@@ -27,8 +48,11 @@ def plot_marginals(
     prior: bool = True,
     points: Points | None = None,
     reference: Any = None,
+    interval: float = 0.95,
 ) -> Figure:
     """Plot the posterior density of every entry on its own scale.
+
+    Above each density are the median and the credible interval.
 
     Densities are exact if the parameter's map acts entry by entry (real, positive, interval).
     Otherwise they are kernel estimates from draws.
@@ -45,8 +69,11 @@ def plot_marginals(
     points : dict, optional
         Values to mark, by label: ``{"maximum likelihood": values}``. Each has the structure of the
         prior; parameters with names may be missing.
-    reference : dict of arrays or array, optional
-        Draws to compare with, along the first axis, such as those of a long MCMC run.
+    reference : dict of arrays, array, WeightedDraws or Fit, optional
+        Draws to compare with, along the first axis, such as those of a long MCMC run. Or the
+        weighted draws of a checked fit (``fit.check(1000).weighted_draws()``), or another fit.
+    interval : float
+        Posterior probability of the equal-tailed interval.
 
     Returns
     -------
@@ -63,14 +90,16 @@ def plot_marginals(
     ['age']
     """
     entries = select(fit, names, _MAX_PANELS)
-    marks, draws = marked_points(fit, points), flatten(fit, reference, batched=True)
+    marks, draws = marked_points(fit, points), reference_draws(fit, reference)
     columns = min(len(entries), 4)
     rows = math.ceil(len(entries) / columns)
-    figure = new_figure(ONE_COLUMN if columns <= 2 else TWO_COLUMNS, 1.4 * rows + 0.35)
+    figure = new_figure(ONE_COLUMN if columns <= 2 else TWO_COLUMNS, 1.55 * rows + 0.5)
     for place, entry in enumerate(entries):
         ax = figure.add_subplot(rows, columns, place + 1)
         draw_panel(ax, fit, entry.place, (marks, draws), prior)
-        ax.set_title(entry.title, fontsize=8.5, color=INK, pad=3)
+        ax.set_title(entry.title, fontsize=8.5, color=INK, pad=13)
+        subtitle(ax, median_and_interval(fit, entry.place, interval))
+    note_below(figure, f"above each density: median [{100 * interval:.4g} % interval]")
     legend_above(figure, *figure.axes)
     return figure
 

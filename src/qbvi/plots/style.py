@@ -1,4 +1,4 @@
-"""Colours, sizes and legends that the three plots share."""
+"""Colours, sizes and legends that the plots share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ __all__ = [
     "handles",
     "legend_above",
     "new_figure",
+    "note_below",
+    "subtitle",
     "tidy",
 ]
 
@@ -55,6 +57,17 @@ def tidy(ax: Axes, xlabel: str = "", ylabel: str = "") -> None:
     ax.tick_params(labelsize=7.5, width=0.6, length=3, pad=2, color=GREY, labelcolor=INK)
     ax.set_xlabel(xlabel, fontsize=8.5, color=INK)
     ax.set_ylabel(ylabel, fontsize=8.5, color=INK)
+
+
+def subtitle(ax: Axes, text: str, size: float = 7.0) -> None:
+    """Small text between the axes and their title."""
+    where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    ax.annotate(text, (0.5, 1), xytext=(0, 3), fontsize=size, color=INK, annotation_clip=False, **where)
+
+
+def note_below(figure: Figure, text: str) -> None:
+    """One line at the foot of the figure."""
+    figure.supxlabel(text, fontsize=7, color=GREY)
 
 
 def handles(*axes: Axes) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,13 +18,22 @@ from qbvi.results import Fit
 
 __all__ = ["plot_trace"]
 
+_TALL = 8.0  # times the range of the end: an axis with a larger range does not show the end
+_SETTLED = 1.0  # nats: the end of a run begins where its bound stays so close to the final estimate
+_SETTLED_ERRORS = 5.0  # the same in standard errors, if these are larger
+_FEWEST = 4  # least iterations of the end
+
 
 def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, ax: Axes | None = None) -> Figure:
     """Plot the lower bound over evaluations, and its final estimate plus or minus two s.e.
 
-    The final estimate uses fresh draws. The axis shows the range in which the fit settles. If this
-    cuts off the beginning, an inset shows the whole run. Below, on a log axis, are the nats that
-    the method expected to gain (the gap), if it made such predictions.
+    The final estimate uses fresh draws. The end of the run is always visible:
+
+    - if the axis shows the range in which the fit settles, an inset shows the whole run,
+    - if the axis shows the whole run, a second panel enlarges its end.
+
+    The last panel has, on a log axis, the nats that the method expected to gain (the gap), if it
+    made such predictions.
 
     Parameters
     ----------
@@ -51,13 +60,17 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     if not len(trace):
         msg = "`fit` must have made at least one iteration to have a trace, got 0"
         raise ValueError(msg)
-    figure, ax, below = _axes(fit, ax)
     references = reference if isinstance(reference, Mapping) else {} if reference is None else {"reference": reference}
-    _draw_bound(ax, fit)
-    _draw_final(ax, fit)
-    for (label, value), dashes in zip(references.items(), cycle(DASHES), strict=False):
-        ax.axhline(value, color=INK, lw=0.9, ls=dashes, label=label, zorder=4)
-    _frame_bound(ax, fit, list(references.values()))
+    frame = _frame(fit, list(references.values()))
+    figure, ax, end, below = _axes(fit, ax, frame.hides_end)
+    for panel in filter(None, (ax, end)):
+        _draw_bound(panel, fit)
+        _draw_final(panel, fit)
+        for (label, value), dashes in zip(references.items(), cycle(DASHES), strict=False):
+            panel.axhline(value, color=INK, lw=0.9, ls=dashes, label=label, zorder=4)
+    _frame_bound(ax, fit, frame)
+    if end is not None:
+        _frame_end(end, fit, frame)
     if below is not None:
         _draw_gap(below, fit)
         ax.set_xlabel("")
@@ -67,16 +80,33 @@ def plot_trace(fit: Fit, reference: float | Mapping[str, float] | None = None, a
     return cast("Figure", figure)
 
 
-def _axes(fit: Fit, ax: Axes | None) -> tuple[Any, Axes, Axes | None]:
-    """The figure, the axes of the bound, and those of the gap if there is one to show."""
+class _Frame(NamedTuple):
+    """Which part of the bound the axes show."""
+
+    limits: tuple[float, float]  # of the bound's axis
+    has_inset: bool  # whether the beginning is cut off
+    first: int  # iteration at which the end begins
+    end: tuple[float, float]  # range of the end
+
+    @property
+    def hides_end(self) -> bool:
+        """Whether the end looks like a flat line."""
+        return self.limits[1] - self.limits[0] > _TALL * (self.end[1] - self.end[0])
+
+
+def _axes(fit: Fit, ax: Axes | None, zoomed: bool) -> tuple[Any, Axes, Axes | None, Axes | None]:
+    """The figure, the axes of the bound, those of its end, and those of the gap; None if absent."""
     if ax is not None:
-        return ax.figure, ax, None
-    if not _gaps(fit)[0].size:
-        figure: Any = new_figure(ONE_COLUMN, 2.5)
-        return figure, figure.add_subplot(), None
-    figure = new_figure(ONE_COLUMN, 3.4)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    return figure, above, below
+        return ax.figure, ax, None, None
+    has_gap = bool(_gaps(fit)[0].size)
+    heights = [1.8] + [0.9] * has_gap + [1.2] * zoomed
+    figure: Any = new_figure(ONE_COLUMN, 0.7 + sum(heights))
+    axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+    # The gap is directly below the bound, because they have one axis of evaluations.
+    below = axes[1] if has_gap else None
+    if below is not None:
+        axes[0].sharex(below)
+    return figure, axes[0], axes[-1] if zoomed else None, below
 
 
 def _gaps(fit: Fit) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -122,21 +152,53 @@ def _draw_final(ax: Axes, fit: Fit) -> None:
         ax.axhline(fit.elbo, color=VERMILION, lw=0.9, label="final estimate ± 2 s.e.")
 
 
-def _frame_bound(ax: Axes, fit: Fit, references: Sequence[float]) -> None:
+def _frame(fit: Fit, references: Sequence[float]) -> _Frame:
     """Show the second half of the run in full; an inset shows a high rise before it."""
     low, high = _settled_range(fit, references)
     smooth = np.where(np.isfinite(fit.trace.elbo_smooth), fit.trace.elbo_smooth, low)
     span, start = high - low, smooth.min()
     settled_early = np.mean(smooth < low - span) < 0.4
-    inset = start < low - 5 * span and settled_early
+    inset = bool(start < low - 5 * span and settled_early)
     bottom = low - (1.3 if inset else 0.6) * span if settled_early else smooth[len(smooth) // 8]
-    ax.set_ylim(max(bottom, start - 0.05 * span), high + 0.12 * span)
+    limits = float(max(bottom, start - 0.05 * span)), float(high + 0.12 * span)
+    return _Frame(limits, inset, *_end(fit))
+
+
+def _end(fit: Fit) -> tuple[int, tuple[float, float]]:
+    """First iteration of the settled end of the run, and the range of the bound there."""
+    errors = _SETTLED_ERRORS * fit.elbo_se if math.isfinite(fit.elbo_se) else 0.0
+    smooth = np.where(np.isfinite(fit.trace.elbo_smooth), fit.trace.elbo_smooth, np.nan)
+    final = fit.elbo if math.isfinite(fit.elbo) else smooth[-1]
+    away = np.flatnonzero(~(np.abs(smooth - final) <= max(_SETTLED, errors)))
+    after = int(away[-1]) + 1 if len(away) else 0
+    first = max(0, min(after, len(fit.trace) - _FEWEST))
+    held = [*fit.trace.elbo[first:], fit.elbo - 3 * fit.elbo_se, fit.elbo + 3 * fit.elbo_se]
+    held = [value for value in held if math.isfinite(value)] or [0.0]
+    return first, (float(min(held)), float(max(max(held), min(held) + 1e-5 * max(1.0, abs(min(held))))))
+
+
+def _frame_bound(ax: Axes, fit: Fit, frame: _Frame) -> None:
+    ax.set_ylim(*frame.limits)
+    _label_bound(ax, fit)
+    if frame.has_inset:
+        _draw_whole_run(ax, fit)
+
+
+def _frame_end(ax: Axes, fit: Fit, frame: _Frame) -> None:
+    costs, (low, high) = _costs(fit), frame.end
+    ax.set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
+    ax.set_xlim(*(costs[frame.first], costs[-1]) if costs[-1] > costs[frame.first] else ax.get_xlim())
+    _label_bound(ax, fit)
+    ax.set_ylabel("bound (nats)")
+    ax.yaxis.set_major_locator(MaxNLocator(4))
+    ax.set_title("the end of the run, enlarged", fontsize=7.5, color=INK, pad=3)
+
+
+def _label_bound(ax: Axes, fit: Fit) -> None:
     tidy(ax, _cost_label(fit), "lower bound (nats)")
     ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(_thousands))
     ax.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
-    if inset:
-        _draw_whole_run(ax, fit)
 
 
 def _settled_range(fit: Fit, references: Sequence[float]) -> tuple[float, float]:
