@@ -27,7 +27,8 @@ _PANELS, _PAIRED, _FOREST = 24, 6, 100  # most entries of a legible figure
 _LISTED = 10  # failures shown in full
 _CAREFUL = 0.2  # error of a probability from which on a reader must know of it
 _MOST_FAILED = 0.02  # share of failures from which on a reader must know of them
-_DPI = 200
+_DPI = 200  # of the files, for print; on a screen an inch has so many pixels:
+_PIXELS = 130
 _BROAD = 5.0  # inches: a wider figure has two columns
 _PAPER = "https://arxiv.org/abs/2205.11568"
 
@@ -303,7 +304,8 @@ def _image(figure: Any, words: str, dpi: int = _DPI) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return f'<img alt="{escape(words)}" src="data:image/png;base64,{data}">'
+    width = round(_PIXELS * figure.get_figwidth())
+    return f'<img alt="{escape(words)}" width="{width}" src="data:image/png;base64,{data}">'
 
 
 def _failures(fit: Fit) -> str:
