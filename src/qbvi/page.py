@@ -8,6 +8,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from html import escape
 from pathlib import Path
@@ -21,6 +22,8 @@ from qbvi.results import Fit
 from qbvi.summary import Summary, diagnostic_lines, largest_error
 
 __all__ = ["Trust", "Verdict", "notebook_html", "verdict_of", "write_report"]
+
+Names = Sequence[str] | Mapping[str, str] | None  # entries to plot, or their names by label
 
 _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 200  # entries of the table
 _PANELS, _PAIRED, _FOREST = 24, 6, 100  # most entries of a legible figure
@@ -113,7 +116,7 @@ def write_report(
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
-    names: Sequence[str] | None = None,
+    names: Names = None,
     reference: Any = None,
     figures: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -132,7 +135,8 @@ def write_report(
         The heading, by default the names of the parameters.
     names, reference
         What to plot, and draws to compare with, as in `qbvi.plots.plot_pairs`. By default the
-        plots have as many entries as are legible.
+        plots have as many entries as are legible. A dict gives entries other names, in the table
+        too.
     figures : dict of str to matplotlib.figure.Figure, optional
         Further figures by caption, such as a posterior predictive check.
 
@@ -151,7 +155,7 @@ def write_report(
     >>> page.count("<img ")
     3
     """
-    summary = fit.summary()
+    summary = _renamed(fit.summary(), names if isinstance(names, Mapping) else {})
     heading = escape(summary.header[0] if title is None else title)
     body = [
         f"<h1>{heading}</h1>",
@@ -172,6 +176,12 @@ def write_report(
     file = Path(path)
     file.write_text(page, encoding="utf-8")
     return file
+
+
+def _renamed(summary: Summary, names: Mapping[str, str]) -> Summary:
+    """The table with some entries under other names."""
+    rows = tuple(row._replace(parameter=names.get(row.parameter, row.parameter)) for row in summary)
+    return replace(summary, rows=rows)
 
 
 def _doubts_on_missing(fit: Fit) -> list[str]:
@@ -243,7 +253,7 @@ def _words(rows: Sequence[tuple[str, str]]) -> str:
     return f'<div class="wide"><table class="words"><tbody>{body}</tbody></table></div>'
 
 
-def _figures(fit: Fit, names: Sequence[str] | None, reference: Any, figures: Mapping[str, Any]) -> str:
+def _figures(fit: Fit, names: Names, reference: Any, figures: Mapping[str, Any]) -> str:
     try:
         drawn = _own_figures(fit, names, reference)
     except ImportError as error:
@@ -257,24 +267,29 @@ def _figures(fit: Fit, names: Sequence[str] | None, reference: Any, figures: Map
     return f"<h2>Figures</h2>{missing}{shown}"
 
 
-def _own_figures(fit: Fit, names: Sequence[str] | None, reference: Any) -> dict[str, Any]:
+def _own_figures(fit: Fit, names: Names, reference: Any) -> dict[str, Any]:
     import qbvi.plots  # noqa: F401  # raises with the remedy where matplotlib is missing
 
     chosen = list(fit.labels) if names is None else _entries_of(fit, names)
+    shown = names if isinstance(names, Mapping) else {}
+
+    def first(n: int) -> dict[str, str]:
+        return {label: shown.get(label, label) for label in chosen[:n]}
+
     found: dict[str, Any] = {}
     if len(fit.trace):
         found["The lower bound over evaluations, and its final estimate from fresh draws."] = fit.plot_trace()
-    found[f"Marginal densities{_part(chosen, _PANELS)}."] = fit.plot_marginals(chosen[:_PANELS], reference=reference)
+    found[f"Marginal densities{_part(chosen, _PANELS)}."] = fit.plot_marginals(first(_PANELS), reference=reference)
     if len(chosen) > 1:
         caption = f"Pairs of entries{_part(chosen, _PAIRED)}, with regions of 50 % and 95 %."
-        found[caption] = fit.plot_pairs(chosen[:_PAIRED], reference=reference)
+        found[caption] = fit.plot_pairs(first(_PAIRED), reference=reference)
     if len(chosen) > _PANELS:
         caption = f"Medians, 50 % and 95 % intervals{_part(chosen, _FOREST)}."
-        found[caption] = fit.plot_forest(chosen[:_FOREST], reference=reference)
+        found[caption] = fit.plot_forest(first(_FOREST), reference=reference)
     return found
 
 
-def _entries_of(fit: Fit, names: Sequence[str]) -> list[str]:
+def _entries_of(fit: Fit, names: Sequence[str] | Mapping[str, str]) -> list[str]:
     from qbvi.plots.entries import select
 
     return [fit.labels[entry.place] for entry in select(fit, names, len(fit.labels))]

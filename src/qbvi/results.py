@@ -694,7 +694,7 @@ class Fit:
         path: str | os.PathLike[str],
         *,
         title: str | None = None,
-        names: Sequence[str] | None = None,
+        names: Sequence[str] | Mapping[str, str] | None = None,
         reference: Any = None,
         figures: Mapping[str, Any] | None = None,
     ) -> Path:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -473,6 +474,18 @@ def test_show_prints_what_fit_printed(here, fitted, capsys, tmp_path, name):
         *read_posterior(str(tmp_path)).labels.values(),
     ):
         assert words in shown
+
+
+def test_report_writes_one_page_with_the_names_of_the_columns(here, fitted, capsys, tmp_path):
+    shutil.copytree(fitted("logistic"), tmp_path / "fit")
+    assert main(["report", str(tmp_path / "fit")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "fit" / "report.html")
+    page = (tmp_path / "fit" / "report.html").read_text()
+    assert all(f"<th>{row.parameter}</th>" in page for row in read_posterior(str(tmp_path / "fit")).summary())
+    assert page.count("<img ") == 3
+    assert main(["report", str(tmp_path / "fit"), "--out", str(tmp_path / "a.html"), "--title", "Ours & theirs"]) == 0
+    assert "<h1>Ours &amp; theirs</h1>" in (tmp_path / "a.html").read_text()
+    assert "cannot be written" in refused(capsys, "report", tmp_path / "fit", "--out", tmp_path / "no" / "a.html")
 
 
 def test_show_takes_any_saved_fit_and_predict_does_not(tmp_path, capsys):

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 from qbvi._version import __version__
-from qbvi.cli import compare, fit, predict, reproduce, serve, show
+from qbvi.cli import compare, fit, predict, report, reproduce, serve, show
 from qbvi.cli.options import Parser
 from qbvi.cli.streams import complain, flush_output, silence
 
 __all__ = ["main"]
 
-_COMMANDS = (fit, predict, show, compare, serve, reproduce)
+_COMMANDS = (fit, predict, show, compare, report, serve, reproduce)
 _INTERRUPTED = 130  # the exit status of a shell's command that Ctrl-C ended
 
 
