@@ -34,7 +34,7 @@ from qbvi.free.density import FreeDensity
 from qbvi.marginals import Block, Marginal
 from qbvi.model import Model
 from qbvi.paths import Start, Starts
-from qbvi.points import is_named, items, mapped, row
+from qbvi.points import items, mapped, row
 from qbvi.report import Report, Trace
 from qbvi.summary import Row, Summary, aligned, cells_of, diagnostic_lines
 from qbvi.supports import Elementwise, Interval, Periodic, Real
@@ -849,7 +849,7 @@ class Fit:
 
     def _is_batch(self, theta: Structure) -> bool:
         """Whether values have an axis before those of their parameter."""
-        given = theta if is_named(theta) else {self.blocks[0].name: theta}
+        given = self.model.by_name(theta)
         block = next((block for block in self.blocks if block.name in given), None)
         return block is not None and array_of("theta", given[block.name]).ndim > len(block.shape)
 

@@ -516,12 +516,27 @@ class Free(Algorithm):
     def _nearest_gaussian(self, family: Any, state: FreeState, pool: Pool, moments: Floats) -> tuple[Floats, float]:
         """A Gaussian near the posterior, and the nats between them.
 
-        It is the one of the search if that is as good as exact, which the sampled ``moments`` are
-        not; else it is the one with those moments.
+        It is the one of the search if the values themselves say that it is as good as exact, which
+        neither the surrogate nor its ``moments`` are; else it is the one with those moments.
         """
-        found, sampled = (pool.divergence(np.asarray(family.log_prob(q, pool.u))) for q in (state.q, moments))
-        is_found = found < min(sampled, self.rules.rounds.gaussian)
-        return (state.q, found) if is_found else (moments, sampled)
+        found = np.asarray(state.search.path.q)
+        apart, sampled = (pool.divergence(np.asarray(family.log_prob(q, pool.u))) for q in (found, moments))
+        seen = self._seen_nats(family, state, found)
+        is_found = apart < self.tol and seen < min(sampled, self.rules.rounds.gaussian)
+        return (found, seen) if is_found else (moments, sampled)
+
+    def _seen_nats(self, family: Any, state: FreeState, q: Floats) -> float:
+        """Nats between a Gaussian and the posterior, by the values at the points near it.
+
+        To second order they are half the variance of log joint minus log q, without the noise.
+        """
+        finite = np.isfinite(state.y)
+        theta, y = state.theta[finite], state.y[finite]
+        near = np.sum(np.asarray(family.whiten(q, theta)) ** 2, axis=1) < Weighting().usual_square(family.dim)
+        if np.count_nonzero(near) <= family.dim:
+            return math.inf
+        nats = float(np.var(y[near] - np.asarray(family.log_prob(q, theta[near])))) / 2
+        return max(nats - self._raised(state), 0.0)
 
     def _points(self, state: FreeState) -> tuple[Points, NDArray[np.int64]]:
         """The points of the surrogate, each once, and their rows among all points."""

@@ -295,8 +295,10 @@ class Regression(RegressionMethod):
     def _retreated(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
         """With few finite values, return to the last good q, or try another start.
 
-        - Before the first step: start again around the best point so far. If the start is there
-          already, change its scale, wider and narrower by turns, but never wider than the prior.
+        - Before the first step: start again around the best point so far, if the prior is proper.
+          If the start is there already, change its scale, wider and narrower by turns, but never
+          wider than the prior. With an improper prior the start is the user's choice, and only its
+          scale changes.
         - After a step of some length: return to where it began, and step again with a smaller
           radius.
         - After a short step: start again, narrower, around the best point so far.
@@ -305,7 +307,8 @@ class Regression(RegressionMethod):
         if state.last_step is None:
             turn = len(state.store.past) - state.n_before
             scale, tried = (rule.scale(n, self.initial_scale) for n in (turn, turn - 1))
-            q = self._around_best(family, state)
+            is_proper = self.reach is not None and math.isfinite(max(self.reach))
+            q = self._around_best(family, state) if is_proper else None
             if q is None:
                 return state._replace(q=self._widened(family, state.q, scale / tried))
             first = rule.scale(0, self.initial_scale)
