@@ -236,3 +236,12 @@ def test_a_prior_of_nautilus_names_the_parameters():
     assert fit.labels == ("slope", "intercept")
     mean, cov, _ = exact_line()
     assert np.max(np.abs(fit.mean - mean) / np.sqrt(np.diag(cov))) < 0.1
+
+
+def test_further_arguments_of_the_likelihood():
+    def likelihood(theta, y):
+        return -0.5 * float(np.sum((theta - y) ** 2))
+
+    given = qbvi.from_cube(lambda u: 10 * u - 5, likelihood, 2, args=(np.array([1.0, 2.0]),)).fit(seed=1)
+    bound = qbvi.from_cube(lambda u: 10 * u - 5, lambda theta: likelihood(theta, np.array([1.0, 2.0])), 2).fit(seed=1)
+    assert given.q.tobytes() == bound.q.tobytes()

@@ -81,8 +81,13 @@ def test_walkers_give_the_scale_of_the_first_iteration_and_its_centre():
 def test_blobs_are_left_out():
     alone = qbvi.from_log_prob(lambda t: -float(t @ t), [0.0, 1.0]).fit(seed=1)
     with_blobs = qbvi.from_log_prob(lambda t: (-float(t @ t), "blob", t[0]), [0.0, 1.0]).fit(seed=1)
-    as_array = qbvi.from_log_prob(lambda t: np.array([-float(t @ t), 3.0]), [0.0, 1.0]).fit(seed=1)
-    assert alone.q.tobytes() == with_blobs.q.tobytes() == as_array.q.tobytes()
+    as_list = qbvi.from_log_prob(lambda t: [-float(t @ t), 3.0], [0.0, 1.0]).fit(seed=1)
+    assert alone.q.tobytes() == with_blobs.q.tobytes() == as_list.q.tobytes()
+
+
+def test_a_forgotten_sum_is_refused():
+    with pytest.raises(TypeError, match="got an array of shape \\(2,\\); was a sum forgotten"):
+        qbvi.from_log_prob(lambda t: -(t**2), [0.0, 1.0]).fit(seed=1)
 
 
 def test_many_points_in_one_call(fit):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from qbvi.arguments import a_function, flag, shown, whole_number
 from qbvi.distributions import Normal, Transformed
-from qbvi.problem import Problem
+from qbvi.problem import Problem, with_arguments
 from qbvi.supports import UnitCube
 
 __all__ = ["from_cube", "unique_names"]
@@ -19,13 +19,14 @@ __all__ = ["from_cube", "unique_names"]
 Floats = NDArray[np.float64]
 
 
-def from_cube(
+def from_cube(  # noqa: PLR0913 - two functions, and what is to be known of them
     prior_transform: Callable[[Floats], Any],
     log_likelihood: Callable[..., Any],
     d: int,
     names: Sequence[str] | None = None,
     vectorized: bool = False,
     inverse: Callable[[Floats], Any] | None = None,
+    args: Sequence[Any] = (),
 ) -> Problem:
     r"""A problem from a prior transform and a log-likelihood, as nested samplers take them.
 
@@ -44,8 +45,7 @@ def from_cube(
         as in conditional priors. If it returns a dict of numbers by name, the parameters have these
         names, and ``log_likelihood`` gets such a dict.
     log_likelihood : callable
-        Parameters (d,) -> float. Further arguments are an option of the fit:
-        ``problem.fit(args=(x, y))``.
+        Parameters (d,) -> float.
     d : int
         Number of parameters.
     names : sequence of str, optional
@@ -56,6 +56,8 @@ def from_cube(
         The inverse of ``prior_transform``: parameters (d,) -> (d,) between 0 and 1. Without it, the
         transform is inverted one coordinate after another, where that is possible. ``log_prob``,
         ``init`` and ``evaluations`` need the inverse. The fit itself does not.
+    args : sequence
+        Further arguments of ``log_likelihood``, after the parameters.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def from_cube(
     support = UnitCube(prior_transform, d, inverse, vectorized, named or ())
     prior = Transformed(Normal(0.0, 1.0, shape=d), support)
     support.constrain(np.zeros((1, d)), (d,))  # refuses a transform of another shape
-    return Problem(log_likelihood, prior, options={"vectorized": vectorized})
+    return Problem(with_arguments(log_likelihood, args), prior, options={"vectorized": vectorized})
 
 
 def unique_names(names: Sequence[str], d: int) -> tuple[str, ...]:

@@ -36,8 +36,8 @@ def from_log_prob(
     Parameters
     ----------
     log_prob : callable
-        Parameters (d,) -> float, ``-inf`` outside of bounds. If it returns more than one number,
-        the others are blobs, which are left out.
+        Parameters (d,) -> float, ``-inf`` outside of bounds. If it returns a tuple or a list, all
+        but the first entry are blobs, which are left out.
     init : array (d,) or array (n, d)
         Where to start: one point, or walkers. The scale of the first iteration is then their
         spread, and its centre is the walker in their middle.
@@ -109,4 +109,12 @@ class WithoutBlobs:
         if self.vectorized:
             found = np.asarray(value)
             return found[:, 0] if found.ndim > 1 else found
-        return value[0] if isinstance(value, tuple | list) or np.ndim(value) else value
+        if isinstance(value, tuple | list):
+            return value[0]
+        if np.size(value) > 1:
+            msg = (
+                f"`log_prob` must return a number, or a tuple of a number and blobs, got an array of shape {np.shape(value)}; "
+                "was a sum forgotten?"
+            )
+            raise TypeError(msg)
+        return value
