@@ -30,7 +30,7 @@ LEFT_OUT = {
     "dev": "the other extras and the tools of `make test`",
     "cupy": "imports only where a CUDA driver is installed",
 }
-HEAVY = {"jax", "torch", "umbridge", "pints", "pymc", "cobaya", "bilby", "integrations", "docs"}
+HEAVY = {"jax", "torch", "umbridge", "pints", "pymc", "cobaya", "bilby", "getdist", "integrations", "docs"}
 # What an extra must be able to do, beyond `import qbvi` and a fit.
 USES = {
     "plots": "fit.plot_marginals().savefig('marginals.png')",

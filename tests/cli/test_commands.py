@@ -686,7 +686,7 @@ def test_a_reader_that_goes_away_is_no_error(fitted):
 def test_the_page_tells_every_option_and_no_other(capsys):
     page = (DOCS / "commands.md").read_text()
     known = set()
-    for command in ("fit", "predict", "show"):
+    for command in ("fit", "predict", "show", "compare", "report"):
         with pytest.raises(SystemExit, match="0"):
             main([command, "--help"])
         known |= set(re.findall(r"--[a-z]+(?:-[a-z]+)*", capsys.readouterr().out))
@@ -697,7 +697,7 @@ def test_the_page_tells_every_option_and_no_other(capsys):
     assert all((DOCS / link).exists() for link in links)
 
 
-@pytest.mark.parametrize("command", ["fit", "predict", "show"])
+@pytest.mark.parametrize("command", ["fit", "predict", "show", "compare", "report"])
 def test_help_has_examples(capsys, command):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
