@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import importlib
 import math
 import warnings
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from qbvi.distributions import Flat
 from qbvi.loo import Loo, loo
 from qbvi.results import Fit
 from qbvi.summary import aligned
+from qbvi.tables import html_table, import_pandas
 
 __all__ = ["Compared", "Comparison", "compare"]
 
@@ -65,11 +65,7 @@ class Comparison:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame."""
-        try:
-            pd = importlib.import_module("pandas")
-        except ImportError as error:
-            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
-            raise ImportError(msg) from error
+        pd = import_pandas()
         return pd.DataFrame(self.rows, columns=list(Compared._fields)).set_index("model")
 
     def __repr__(self) -> str:
@@ -77,14 +73,7 @@ class Comparison:
         return "\n".join([*aligned(body, head), *(f"Note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        head, *body = self.cells()
-        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-        lines = "".join(
-            f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-            for name, *cells in body
-        )
-        below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>{below}"
+        return html_table(self.cells()) + "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
 
     def cells(self) -> list[tuple[str, ...]]:
         """The table as text, header first."""

@@ -20,6 +20,7 @@ from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.results import Fit
 from qbvi.summary import Summary, diagnostic_lines, largest_error
+from qbvi.tables import html_table
 
 __all__ = ["Trust", "Verdict", "notebook_html", "verdict_of", "write_report"]
 
@@ -230,13 +231,8 @@ def _verdict_html(verdict: Verdict) -> str:
 
 def _table(summary: Summary, most: int) -> str:
     head, *rows = summary.cells()
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-        for name, *cells in rows[:most]
-    )
     more = f"<p>{len(rows) - most:,} more entries are in summary().</p>" if len(rows) > most else ""
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>{more}'
+    return f'<div class="wide">{html_table([head, *rows[:most]])}</div>{more}'
 
 
 def _details(fit: Fit) -> str:

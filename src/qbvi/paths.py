@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qbvi.tables import import_pandas
 
 __all__ = ["Start", "Starts"]
 
@@ -72,11 +73,7 @@ class Starts:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame, with one column for each entry of the mean."""
-        try:
-            pd = importlib.import_module("pandas")
-        except ImportError as error:
-            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
-            raise ImportError(msg) from error
+        pd = import_pandas()
         columns = [*Start._fields[:-1], *self.labels]
         return pd.DataFrame([[*start[:-1], *start.mean] for start in self.rows], columns=columns)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ from qbvi.points import count, is_named, items, mapped
 from qbvi.progress import Count
 from qbvi.results import Fit
 from qbvi.summary import aligned
+from qbvi.tables import import_pandas
 from qbvi.weighted import WeightedDraws
 
 __all__ = ["Predictive", "predict"]
@@ -91,11 +91,7 @@ class Predictive:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame: one row for each number, with mean, sd and quantiles."""
-        try:
-            pd = importlib.import_module("pandas")
-        except ImportError as error:
-            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
-            raise ImportError(msg) from error
+        pd = import_pandas()
         columns = dict(zip(self._titles, self._table().T, strict=True))
         return pd.DataFrame(columns, index=pd.Index(self._labels, name="value"))
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import importlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qbvi.report import Report
+from qbvi.tables import html_table, import_pandas
 
 __all__ = ["Row", "Summary", "aligned", "cells_of", "decimals_of", "diagnostic_lines", "largest_error"]
 
@@ -73,11 +73,7 @@ class Summary:
 
     def to_pandas(self) -> Any:
         """The table as a pandas.DataFrame, with columns mean, sd, lower, upper."""
-        try:
-            pd = importlib.import_module("pandas")
-        except ImportError as error:
-            msg = "`to_pandas` needs the package pandas, which is not installed: pip install pandas"
-            raise ImportError(msg) from error
+        pd = import_pandas()
         return pd.DataFrame(self.rows, columns=list(Row._fields)).set_index("parameter")
 
     def __repr__(self) -> str:
@@ -87,15 +83,9 @@ class Summary:
         return "\n".join(part for part in ("\n".join(self.header), "\n".join(table), "\n".join(notes)) if part)
 
     def _repr_html_(self) -> str:
-        titles, *lines = self.cells()
-        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in titles)
-        body = "".join(
-            f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-            for name, *cells in lines
-        )
         above = "<br>".join(html.escape(line) for line in self.header)
         below = "".join(f"<p>{html.escape(note)}</p>" for note in self.notes)
-        return f"<p>{above}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{below}"
+        return f"<p>{above}</p>{html_table(self.cells())}{below}"
 
     def _columns(self) -> tuple[str, ...]:
         ends = (50 * (1 - self.interval), 50 * (1 + self.interval))
