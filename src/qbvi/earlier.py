@@ -20,6 +20,7 @@ from qbvi.evaluate import EvaluationError
 from qbvi.evaluations import STAGES, Evaluations, Recorded
 from qbvi.evaluations.files import from_columns
 from qbvi.evaluations.samplers import from_sampler
+from qbvi.free.rules import Caution
 from qbvi.model import Model
 from qbvi.protocol import Known, Part
 from qbvi.results import Fit
@@ -40,8 +41,6 @@ _SAME = 1e-9
 # Points, for each dimension and two more, of which the surface of a density is made. Of 5 to 50,
 # fits from chains take the fewest evaluations with 10 (benchmarks/from_emcee.py --points).
 _FOR_A_SURFACE = 10
-# Nats below the best value within which points matter, and more of them for each dimension.
-_DEEP, _DEEP_EACH = 10.0, 2.0
 # Least effective sample size, for each dimension, of the points that the start is made from.
 _ENOUGH = 3
 
@@ -357,7 +356,7 @@ def _informative(log_joint: Floats, d: int, most: int) -> NDArray[np.int64]:
     if len(log_joint) <= most:
         return np.arange(len(log_joint))
     order = np.argsort(np.where(np.isfinite(log_joint), -log_joint, np.inf), kind="stable")
-    n_near = int(np.sum(log_joint >= log_joint[order[0]] - _DEEP - _DEEP_EACH * d))
+    n_near = int(np.sum(log_joint >= log_joint[order[0]] - Caution().depth(d)))
     n, most = max(n_near, most), most - most % 2  # pairs
     return order[np.arange(most) * n // most]
 

@@ -20,6 +20,7 @@ from qbvi.families import Sample
 from qbvi.loo import evaluated_terms, terms_at
 from qbvi.naming import is_no_text, pick
 from qbvi.points import items
+from qbvi.random import systematic
 from qbvi.results import Fit
 
 __all__ = ["Described", "to_arviz"]
@@ -153,9 +154,7 @@ def _drawn(fit: Fit, draws: int, seed: Any, rng: np.random.Generator) -> _Drawn:
         return _Drawn(u := fit.draw_unconstrained(draws, rng), 1, _log_q(fit, u), None, {}, rng)
     found = evaluated_terms(fit, draws, seed=None if seed is None else as_seed(seed))
     is_good = not found.khat > khat_limit(len(found.terms))
-    # Systematic resampling: each draw as often as its weight says, up to one more or less.
-    at = (rng.random() + np.arange(len(found.terms))) / len(found.terms)
-    rows = np.minimum(np.searchsorted(np.cumsum(found.weights), at), len(found.terms) - 1)
+    rows = systematic(rng, found.weights, len(found.terms))
     rows = rng.permutation(rows) if is_good else np.arange(len(found.terms))
     u = found.unconstrained[rows]
     return _Drawn(u, 1, _log_q(fit, u), found.terms[rows], {"importance_resampled": int(is_good)}, rng)

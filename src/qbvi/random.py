@@ -32,6 +32,7 @@ __all__ = [
     "matched_normals",
     "orthogonal_pairs",
     "seed_words",
+    "systematic",
     "threefry",
 ]
 
@@ -278,6 +279,20 @@ def matched_normals(n: int, d: int) -> NDArray[np.float64]:
         return z
     factor = np.linalg.cholesky(z.T @ z / n)
     return np.asarray(np.linalg.solve(factor, z.T).T)
+
+
+def systematic(rng: np.random.Generator, weights: NDArray[np.float64], n: int) -> NDArray[np.int64]:
+    """Systematic resampling: n indices, each as often as its weight says, up to one more or less.
+
+    The weights have sum one, and the indices are in order.
+
+    Examples
+    --------
+    >>> systematic(np.random.default_rng(1), np.array([0.25, 0.0, 0.75]), 4)
+    array([0, 2, 2, 2])
+    """
+    at = (rng.random() + np.arange(n)) / n
+    return np.minimum(np.searchsorted(np.cumsum(weights), at), len(weights) - 1)
 
 
 def seed_words(seed: int | np.random.SeedSequence) -> NDArray[np.int32]:

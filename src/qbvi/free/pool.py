@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Integration
 from qbvi.free.surface import Surface
-from qbvi.random import matched_normals
+from qbvi.random import matched_normals, systematic
 
 __all__ = ["Pool", "integrated", "most_informative", "near_gaussian_moments", "resampled"]
 
@@ -91,7 +91,7 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         u, log_jacobian = warp.bent(w)
         weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
         n_effective = float(1 / np.sum(weights**2))
-        centres = w[_systematic(rng, weights, rules.centres)]
+        centres = w[systematic(rng, weights, rules.centres)]
         if n_effective < rules.fewest * w.shape[1]:
             # The proposal misses the density: continue from the best points that were evaluated.
             best = np.argsort(-surface.points.y, kind="stable")[: rules.centres // 2]
@@ -142,7 +142,7 @@ def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n:
     w = proposal.draw(rng, rules.candidates * n, rules)
     u, log_jacobian = surface.warp.bent(w)
     weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
-    return np.asarray(u[rng.permutation(_systematic(rng, weights, n))])
+    return np.asarray(u[rng.permutation(systematic(rng, weights, n))])
 
 
 def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sense: NDArray[np.bool_]) -> Floats:
@@ -201,9 +201,3 @@ def _normalised(log_weights: Floats) -> Floats:
         return np.full(len(log_weights), 1 / len(log_weights))
     weights = np.exp(log_weights - top)
     return np.asarray(weights / weights.sum())
-
-
-def _systematic(rng: np.random.Generator, weights: Floats, n: int) -> NDArray[np.int64]:
-    """Systematic resampling: n indices, each expected in proportion to its weight."""
-    at = (rng.random() + np.arange(n)) / n
-    return np.minimum(np.searchsorted(np.cumsum(weights), at), len(weights) - 1)

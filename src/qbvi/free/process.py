@@ -101,12 +101,11 @@ class Process:
         K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
         self._centre = float(np.median(data.t))
         found = LeftOut.of(K, data.t - self._centre)
-        self._inverse, self._ones, self._total, self._constant, self._alpha, diagonal = found
-        self._diagonal = diagonal
+        self._inverse, self._ones, self._total, self._constant, self._alpha, self._diagonal = found
         counts = 1 / (1 + data.noise / _SMALL_NOISE)
-        self.variance = max(float(counts @ (self._alpha**2 / diagonal) / counts.sum()), _FLAT)
+        self.variance = max(float(counts @ (self._alpha**2 / self._diagonal) / counts.sum()), _FLAT)
         # Minus twice the log predictive density of the points that count, up to a constant.
-        self.misfit = float(counts @ (math.log(self.variance) - np.log(diagonal)))
+        self.misfit = float(counts @ (math.log(self.variance) - np.log(self._diagonal)))
 
     def __call__(self, z: Floats) -> Predicted:
         """Predict the residual at points z (m, d)."""

@@ -13,6 +13,7 @@ from qbvi.arguments import probability
 from qbvi.marginals import Block
 from qbvi.naming import nearest
 from qbvi.plots.style import MARKS
+from qbvi.random import systematic
 from qbvi.results import Fit
 from qbvi.summary import decimals_of
 from qbvi.supports import Elementwise, Interval, PositiveDefinite, Simplex
@@ -90,10 +91,8 @@ def reference_draws(fit: Fit, reference: Any) -> Floats:
         reference = reference.sample(_REFERENCE_DRAWS, seed=0)
     if not isinstance(reference, WeightedDraws):
         return flatten(fit, reference, batched=True)
-    # Each draw as often as its weight says, up to one more or less.
-    at = (np.arange(_REFERENCE_DRAWS) + 0.5) / _REFERENCE_DRAWS
-    rows = np.searchsorted(np.cumsum(reference.weights), at)
-    order = np.random.default_rng(0).permutation(np.minimum(rows, len(reference.weights) - 1))
+    rng = np.random.default_rng(0)
+    order = rng.permutation(systematic(rng, reference.weights, _REFERENCE_DRAWS))
     return np.asarray(flatten(fit, reference.draws, batched=True)[order])
 
 
