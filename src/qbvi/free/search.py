@@ -152,10 +152,17 @@ class Search:
             is_new = all(
                 min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in state.modes
             )
-            modes = (*state.modes, mode) if is_new else state.modes
-            return self._next(family, state._replace(modes=modes, starts=state.starts[:0]))
+            state = state._replace(starts=state.starts[:0])
+            return self._next(family, self._with(state, mode) if is_new else state)
         is_lost = bool(state.modes) and self._is_hopeless(family, state)
         return self._next(family, state._replace(starts=state.starts[:0])) if is_lost else state
+
+    def _with(self, state: SearchState, mode: Mode) -> SearchState:
+        """Add a new mode, and the points opposite to it."""
+        survey = state.survey
+        if survey is not None and self.prior is not None:
+            survey = survey.opposite(mode.mean, self.prior, self.rules.survey)
+        return state._replace(modes=(*state.modes, mode), survey=survey)
 
     def _is_hopeless(self, family: Any, state: SearchState) -> bool:
         """Whether a further path takes long, or its steps are short far below the best mode."""
@@ -220,7 +227,7 @@ class Search:
     def _aimed(self, state: SearchState) -> SearchState:
         """Choose lines to the modes; the search is over if none is needed."""
         assert state.survey is not None
-        if not state.survey.n_spread:  # the first iteration found a mode
+        if not state.survey.n_spread or len(state.survey.across):  # there are points to evaluate first
             return state
         modes, theta = state.modes, state.survey.theta
         means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])

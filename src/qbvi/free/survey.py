@@ -6,6 +6,9 @@ above what the Gaussians around the known modes predict. If the log joint falls 
 mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
 starts again there. A log-concave function never does so. If that leads to a new mode, more lines
 follow. If all points are as predicted, no line is needed, and more points are spread instead.
+
+A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
+an angle, or another one that is periodic.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Survey(NamedTuple):
     ends: Floats  # (k, 2) log joints there
     n_spread: int  # how often points were spread
     is_spreading: bool  # whether points are to be spread next
+    across: Floats  # (k, d) points at opposite ends of the prior, to be evaluated next
     is_over: bool
 
     @classmethod
@@ -41,12 +45,12 @@ class Survey(NamedTuple):
         """Nothing evaluated yet."""
         none = np.empty(0)
         lines, ends = np.empty((0, 2, len(start))), np.empty((0, 2))
-        return cls(start[None], none, none.astype(bool), lines, ends, 0, True, False)
+        return cls(start[None], none, none.astype(bool), lines, ends, 0, True, start[None][:0], False)
 
     @property
     def is_due(self) -> bool:
         """Whether points of the survey are to be evaluated next."""
-        return not self.is_over and (self.is_spreading or len(self.lines) > 0)
+        return not self.is_over and (self.is_spreading or len(self.across) > 0 or len(self.lines) > 0)
 
     def ask(self, prior: PriorScale, rule: SurveyRule, rng: np.random.Generator) -> Floats:
         """The start and points over the prior, or points on lines."""
@@ -56,14 +60,25 @@ class Survey(NamedTuple):
             spread = Sobol().normal(drawn_generator(rng), n, d)
             points = np.asarray(prior.loc) + np.asarray(prior.scale) * spread
             return points if self.n_spread else np.concatenate([self.theta, points])
+        if len(self.across):
+            return self.across
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
-        """Add the values of the points over the prior."""
+        """Add the values of points over the prior, or at its opposite ends."""
+        n_spread = self.n_spread + self.is_spreading
         if self.n_spread:
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
         is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
-        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=self.n_spread + 1, is_spreading=False)
+        across = self.across if self.is_spreading else self.across[:0]
+        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=n_spread, is_spreading=False, across=across)
+
+    def opposite(self, mode: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
+        """The survey that evaluates a new mode (d,) at the opposite ends of the prior."""
+        centre, scale = np.asarray(prior.loc), np.asarray(prior.scale)
+        is_at_end = np.asarray(prior.is_walled) & (np.abs(mode - centre) > rule.at_end * scale)
+        across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
+        return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
 
     def blind(self) -> Survey:
         """The survey that spreads more points, because the likelihood was zero at all of them."""
