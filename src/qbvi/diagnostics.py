@@ -101,10 +101,11 @@ def smoothed(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
 
 def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[str, ...]]:
     """Smoothed log weights, or ``h`` itself where no tail can be fitted; k-hat; notes."""
-    if h.size < _FEWEST:
-        return h, float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
     if np.ptp(h) < _CONSTANT:
         return h, float("-inf"), ()
+    if h.size < _FEWEST:
+        how = f"{h.size} draws are too few; their log ratios have a standard deviation of {h.std():.1g} nats"
+        return h, float("nan"), (f"k-hat was not computed: {how}",)
     ordered = np.sort(h)
     if ordered[-2] < ordered[-1] - _OUTWEIGHED:
         return h, float("inf"), ()

@@ -166,6 +166,10 @@ class Algorithm(ABC):
     def fresh_draws(self, n_evals: int) -> int:
         """Number of fresh draws for the bound and k-hat, after ``n_evals`` evaluations."""
 
+    def first_draws(self, n: int) -> int:
+        """How many of n fresh draws come first: the others only if these leave something open."""
+        return n
+
     def reserved_draws(self, n_evals: int) -> int:
         """Evaluations of a budget of ``n_evals`` that are kept for the fresh draws."""
         return self.fresh_draws(n_evals)

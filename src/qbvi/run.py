@@ -564,24 +564,26 @@ class Run:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look | None]:
-        """Evaluate fresh draws from ``q``, in parts that fit into memory.
+        """Evaluate up to n fresh draws from ``q``, in parts.
 
         With mini-batches, each part has its own batch and is a group of its own. If the time is
         over before all are evaluated, the look has those that are; None if they are too few.
         """
-        fewest = min(_BATCHES, n // 2) if self._is_partial else 1
-        parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
-        size, made, h = n // parts, 0, []
+        sizes, is_kept = self._parts(n)
+        drawn: list[tuple[Array, Values]] = []
+        h: list[Floats] = []
         before = self._counts(), self.number, self._engine.fresh.bit_generator.state
-        self._check = self.black_box.n_evals, parts * size
-        for part in range(parts):
+        self._check, made, is_cut = (self.black_box.n_evals, sum(sizes)), 0, False
+        for part, size in enumerate(sizes):
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
-            made += len(theta)
-            if len(theta) == size or (len(theta) and not self._is_partial):
+            made, is_cut = made + len(theta), len(theta) < size
+            drawn.append((theta, values) if is_kept else (theta[:0], _NO_VALUES))
+            if not is_cut or (len(theta) and not self._is_partial):
                 h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
-            if len(theta) < size:
-                self._cut_look(made, parts * size, before)
+            if is_cut:
+                self._cut_look(made, sum(sizes), before)
+            if is_cut or (is_kept and self.verdict.is_decided(h[0])):
                 break
         self._check = None
         if not h or made < 2:
@@ -589,9 +591,23 @@ class Run:
         share = self._since(before[0]).failures / made
         fewest = min(map(len, h))
         groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
-        is_one = made == n == size
-        noise = (yield from self._noise_at(q, theta, values)) if parts == 1 else NO_NOISE
-        return Look(self.family, q, groups, share, (theta, values) if is_one else None, noise)
+        if not is_kept:
+            return Look(self.family, q, groups, share)
+        theta, values = _joined(drawn)
+        noise = yield from self._noise_at(q, theta, values)
+        return Look(self.family, q, groups, share, None if is_cut else (theta, values), noise)
+
+    def _parts(self, n: int) -> tuple[list[int], bool]:
+        """Sizes of the parts of n fresh draws, and whether all draws can be kept together.
+
+        Otherwise each part is as large as the memory allows, or has its own mini-batch.
+        """
+        fewest = min(_BATCHES, n // 2) if self._is_partial else 1
+        parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
+        if parts > 1:
+            return parts * [n // parts], False
+        first = self.algorithm.first_draws(n) if self.backend.is_host else n
+        return ([first, n - first] if first < n else [n]), True
 
     def _noise_at(self, q: Array, theta: Array, values: Values) -> Generator[Request, Evaluated, Noise]:
         """The function's noise at fresh draws; a noisy one is called again at some of them."""
@@ -782,6 +798,15 @@ class Run:
 
 
 _NO_VALUES = Values(*(np.empty(0) for _ in range(4)))  # for methods that ask for none
+
+
+def _joined(drawn: list[tuple[Array, Values]]) -> tuple[Array, Values]:
+    """All draws of some parts, and their values."""
+    if len(drawn) == 1:
+        return drawn[0]
+    theta, parts = zip(*drawn, strict=True)
+    values = (None if field[0] is None else np.concatenate(field) for field in zip(*parts, strict=True))
+    return np.concatenate(theta), Values(*values)
 
 
 def _log_joint(values: Values) -> Floats:

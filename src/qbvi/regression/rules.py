@@ -254,6 +254,8 @@ class Effort:
     most_points: int = 6000  # largest limit: a regression costs the cube of its points
     noisy_points: int = 1500  # least limit with noise, where accuracy comes from averaging
     fresh: int = 10  # evaluations for each fresh draw from the result
+    first: int = 5  # fresh draws for each one that comes first, and may be enough ...
+    fewest_first: int = 20  # ... but not with fewer than these
     budget: tuple[int, int, int] = (200, 10, 20)  # evaluations: 200 (d + 10) + 20 d (d + 3) / 2
 
     def batch(self, d: int, n_effective: float) -> int:
