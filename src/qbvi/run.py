@@ -583,7 +583,7 @@ class Run:
                 h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
             if is_cut:
                 self._cut_look(made, sum(sizes), before)
-            if is_cut or (is_kept and self.verdict.is_decided(h[0])):
+            if is_cut or (is_kept and len(h[0]) == size and self.verdict.is_decided(h[0])):
                 break
         self._check = None
         if not h or made < 2:
