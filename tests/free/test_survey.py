@@ -259,3 +259,54 @@ def test_a_phase_that_is_declared_as_a_plain_number_keeps_its_larger_part(seed):
     assert fit.converged
     # A part that is missed would be several nats; the tolerance of a fit is 0.05.
     assert abs(fit.evidence - truth) < 3 * fit.evidence_se + 0.05
+
+
+def exceptions(error, depth, used=()):
+    """The points 0, 1, ... whose values exceed what is expected by ``error``, ``depth`` below the top."""
+    expected = -np.array(depth, dtype=float)
+    survey = Survey.begin(np.zeros(1)).drawn(np.arange(float(len(depth)))[:, None], expected + np.array(error))
+    survey.is_used[list(used)] = True
+    return survey.exceptions(expected, RULE)[1][:, 0].tolist()
+
+
+def test_where_gaussians_are_right_about_nearly_all_points_the_others_are_on_other_hills():
+    depth = [0, 50, 100, 200, 300]
+    assert exceptions([0.0, 0.01, 0.02, 2.5, 0.05], depth) == [3]
+    assert exceptions([0.0, 0.01, 0.02, 0.5, 0.05], depth) == []
+    assert exceptions([0.0, 1.5, 0.02, 2.5, 0.05], depth) == [1, 3]  # the best value comes first
+    assert exceptions([0.0, 1.5, 0.02, 2.5, 0.05], depth, used=[1]) == [3]
+
+
+def test_where_gaussians_are_wrong_about_most_points_no_point_is_an_exception():
+    # A heavy tail: all values are above a Gaussian, by a fifth of their depth.
+    assert exceptions([0.0, 10.0, 20.0, 90.0, 60.0], [0, 50, 100, 200, 300]) == []
+
+
+def test_an_exception_exceeds_the_usual_error_many_times():
+    # The usual error is a four-hundredth of the depth, so that 4 nats at a depth of 200 are no surprise.
+    assert exceptions([0.0, 0.125, 0.25, 4.0, 0.75], [0, 50, 100, 200, 300]) == []
+    assert exceptions([0.0, 0.125, 0.25, 8.0, 0.75], [0, 50, 100, 200, 300]) == [3]
+
+
+def test_lines_that_are_not_followed_up_may_be_drawn_again():
+    survey = on_lines([1.0, 2.0, 3.0], [-9.0, -1.0, -5.0])
+    survey = survey._replace(theta=np.arange(5.0)[:, None], is_used=np.ones(5, dtype=bool))
+    along = [*[-50.0] * RULE.on_line, *[-50.0] * RULE.on_line, *np.linspace(-4, -1, RULE.on_line)]
+    done, starts = survey.walked(survey.ask(None, RULE, None), np.array(along), RULE)
+    # The line from 2 is followed up and the one from 3 shows no hill; that from 1 may be on a third hill.
+    assert_allclose(starts[:, 0], [2, 1])
+    assert_allclose(done.is_used, [True, False, True, True, True])
+
+
+def test_three_hills_of_which_the_third_is_hardly_seen(rng):
+    """A mixture whose third part exceeds what two Gaussians predict at one point of fourteen."""
+    means = np.array([[1.0, -0.2, -1.0, 0.1, 0.2], [0.0, -1.4, 0.5, 0.6, -1.5], [0.8, -1.5, -0.7, 0.4, 0.4]])
+
+    def loglike(x):
+        parts = -0.5 * np.sum(((x - means) / 0.16) ** 2, axis=1) - 5 * np.log(0.16) + 0.5 * x @ x
+        return np.logaddexp.reduce(parts) - np.log(3)
+
+    fit = qbvi.fit(loglike, qbvi.Normal(0, 1, shape=5), seed=1)
+    assert fit.converged
+    assert abs(fit.evidence) < 0.05
+    assert len(fit.starts) == 3

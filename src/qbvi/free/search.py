@@ -36,6 +36,11 @@ class Mode(NamedTuple):
     top: float  # best log joint on the path to it
     n_evals: int  # evaluations of that path
 
+    @property
+    def peak(self) -> float:
+        """Log joint at the mean, if it is quadratic: then the bound is the log of its integral."""
+        return self.bound - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
+
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
         apart = theta - self.mean
@@ -236,11 +241,22 @@ class Search:
         return line(mean, self._nearest(state, mean).mean, rule.on_probe)
 
     def _is_captured(self, family: Any, state: SearchState, probed: Floats) -> bool:
-        """Whether a further path is at a mode, or the log joint rises all the way to it."""
+        """Whether a further path is at a mode, or the log joint rises all the way to it.
+
+        The first of the ``probed`` values is that at the mean of the path.
+        """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
+        assert state.survey is not None
+        here, there = (self._expected(state, theta) for theta in (state.survey.theta, mean[None]))
+        if state.survey.is_above(probed[:1], there, here, rule)[0]:
+            return False
         is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
         return is_there or not len(falls(np.append(probed, mode.top), rule))
+
+    def _expected(self, state: SearchState, theta: Floats) -> Floats:
+        """What the Gaussians around the modes expect at points (n, d), if they are exact: (n,)."""
+        return np.asarray(np.max([mode.peak - 0.5 * mode.square(theta) for mode in state.modes], axis=0))
 
     def _nearest(self, state: SearchState, theta: Floats) -> Mode:
         return min(state.modes, key=lambda mode: float(mode.square(theta[None])[0]))
@@ -255,7 +271,7 @@ class Search:
         is_across, survey = not survey.is_spreading, survey.drawn(theta, y)
         state = state._replace(survey=survey)
         if state.modes:
-            return self._aimed(self._judged_symmetries(state, y) if is_across else state)
+            return self._aimed(family, self._judged_symmetries(state, y) if is_across else state)
         if np.isfinite(state.path.store.y).any():
             return state
         if not np.isfinite(np.max(y)):
@@ -275,17 +291,20 @@ class Search:
             return state._replace(path=path, starts=state.starts[1:], n_path=0)
         if state.n_aimed == len(state.modes):
             return state._replace(is_over=True)
-        return self._aimed(state)
+        return self._aimed(family, state)
 
-    def _aimed(self, state: SearchState) -> SearchState:
-        """Choose lines to the modes; the search is over if none is needed."""
+    def _aimed(self, family: Any, state: SearchState) -> SearchState:
+        """Choose points on other hills, or lines to the modes; the search is over without them."""
         assert state.survey is not None
         if not state.survey.n_spread or len(state.survey.across):  # there are points to evaluate first
             return state
         modes, theta = state.modes, state.survey.theta
         means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])
+        survey, starts = state.survey.exceptions(self._expected(state, theta), self.rules.survey)
+        if len(starts):
+            return self._next(family, state._replace(survey=survey, starts=starts))
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
-        survey = state.survey.aimed(means, tops, predicted, self.rules.survey)
+        survey = survey.aimed(means, tops, predicted, self.rules.survey)
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
 
     def _start(self, family: Any, point: Floats) -> Array:

@@ -6,6 +6,7 @@ above what the Gaussians around the known modes predict. If the log joint falls 
 mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
 starts again there. A log-concave function never does so. If that leads to a new mode, more lines
 follow. If all points are as predicted, no line is needed, and more points are spread instead.
+If the Gaussians are right about nearly all points, the others are on other hills without more ado.
 
 A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
 an angle, or another one that is periodic.
@@ -90,6 +91,27 @@ class Survey(NamedTuple):
         pairs = rule.size(d) // 2 * (rule.blind**self.n_spread if is_blind else rule.further)
         return 2 * int(pairs)
 
+    def exceptions(self, expected: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
+        """Points on other hills (m, d), the best one first, by what the Gaussians expect (n,)."""
+        chosen = np.flatnonzero(~self.is_used & self.is_above(self.y, expected, expected, rule))
+        chosen = chosen[np.argsort(-self.y[chosen], kind="stable")]
+        is_used = self.is_used.copy()
+        is_used[chosen] = True
+        return self._replace(is_used=is_used), self.theta[chosen]
+
+    def is_above(self, y: Floats, expected: Floats, here: Floats, rule: SurveyRule) -> NDArray[np.bool_]:
+        """Whether values y (k,) are on other hills than the Gaussians, which expect ``expected``.
+
+        What they expect of the points of the survey is ``here`` (n,). If they are right about most
+        of them, far ones too, the log joint is as good as quadratic, and a value well above what is
+        expected is on another hill. Otherwise that is not known.
+        """
+        top, finite = np.max(here, initial=-np.inf), np.isfinite(self.y)
+        errors = np.abs(self.y - here)[finite] / (1 + top - here[finite])
+        usual = float(np.median(errors)) if errors.size else np.inf
+        limit = rule.valley + rule.unusual * usual * (top - expected)
+        return np.isfinite(y) & (y - expected > limit) & (usual < rule.exact)
+
     def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
         """Choose lines to the modes (m, d), with log joints ``tops`` (m,).
 
@@ -114,18 +136,24 @@ class Survey(NamedTuple):
         )
 
     def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
-        """Judge the values along the lines: points on other hills (m, d), the best one first."""
+        """Judge the values along the lines: points on other hills (m, d), the best one first.
+
+        Further lines may lead from where the others of these lines began: if the first point leads
+        to a new mode, they may be on a third hill.
+        """
         k, d = len(self.lines), theta.shape[1]
         along = np.column_stack([self.ends[:, 0], y.reshape(k, -1), self.ends[:, 1]])
         places = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
         hills = [
-            (values[j], where[j])
+            (values[j], where[j], where[0])
             for values, where in zip(along, places, strict=True)
             if (j := _hill(values, rule)) >= 0
         ]
         hills.sort(key=lambda hill: -hill[0])
-        starts = np.array([where for _, where in hills]).reshape(-1, d)
-        return self._replace(lines=self.lines[:0], ends=self.ends[:0]), starts
+        starts = np.array([where for _, where, _ in hills]).reshape(-1, d)
+        again = np.array([first for _, _, first in hills[1:]]).reshape(-1, d)
+        is_again = (self.theta[:, None] == again).all(axis=2).any(axis=1)
+        return self._replace(lines=self.lines[:0], ends=self.ends[:0], is_used=self.is_used & ~is_again), starts
 
 
 def line(first: Floats, last: Floats, n: int) -> Floats:
