@@ -64,7 +64,7 @@ class CompiledSteps:
         with backend.active():
             reached, iterations, raw, end = self._advance(state, steps, inputs)
             on_host, raw, end = backend.fetch((iterations._replace(left=None), raw, end))
-            made = [_at(on_host, i)._replace(left=iterations.left[i, ...]) for i in range(int(end))]
+            made = [_at(on_host, i)._replace(left=self._left(iterations, i)) for i in range(int(end))]
         return Chunk(state, reached, made, raw[: len(made)], inputs)
 
     def pace(self, seconds: float) -> None:
@@ -80,8 +80,8 @@ class CompiledSteps:
         engine, batches, core = self._engine, self._batches, self._engine.core
         backend, stop = engine.backend, core.algorithm.stop
         with backend.active():
-            theta = backend.shaped(core.ask, state, engine.key, engine.number(0))
-            self._box.plan(backend.shaped(core.points, theta), () if batches is None else (batches.example,))
+            theta = backend.shaped(core, "ask", state, engine.key, engine.number(0))
+            self._box.plan(backend.shaped(core, "points", theta), () if batches is None else (batches.example,))
         each = (core.family.n_stored + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
         pause = max((rule.pause_below for rule in stop), default=-math.inf)
         most = max(1, min(most, _LONGEST, _CHUNK_BYTES // each, *(rule.soonest(History()) for rule in stop)))
@@ -100,6 +100,10 @@ class CompiledSteps:
         there = engine.backend.put((np.asarray(t, dtype=np.int32), rows, scale))
         data = None if batches is None else batches.data
         return Inputs(engine.key, there[0], engine.core.eta, data, there[1], there[2])
+
+    def _left(self, iterations: Iteration, i: int) -> Array:
+        """The q before step ``i``, which stays on the device."""
+        return self._engine.call(self._engine.core, "row", iterations.left, self._engine.number(i))
 
     def _advance(self, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Iteration, Array, Array]:
         with self._engine.backend.explained():

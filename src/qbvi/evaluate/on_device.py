@@ -62,7 +62,7 @@ class DeviceFunction:
     block
         The most points of one call; None for no limit.
     version
-        A name for what the function computes now; see `Backend.version`.
+        A name for what the function computes now; see `qbvi.backends.base.Inspected`.
     """
 
     function: Identity
@@ -132,6 +132,9 @@ class DeviceBox(BlackBox):
     def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
         """Choose how many points a call may have. Of ``points`` only the shapes matter."""
         self._planned = n = count(points)
+        if self._each is None and self._surely_fits(points, batch):
+            self.likelihood = replace(self.likelihood, block=None)
+            return
         if self._each is None:
             self._each = self._measured(points, batch)
         fitting = math.floor(self.backend.free_bytes() / self._each) if self._each else n
@@ -212,14 +215,25 @@ class DeviceBox(BlackBox):
                 self._most = half
                 self.likelihood = replace(self.likelihood, block=half)
 
-    def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
-        """Bytes that a call needs for each point. It also updates the version of the function."""
+    def _surely_fits(self, points: Any, batch: tuple[Any, ...]) -> bool:
+        """Whether a call fits into memory for sure; it also updates the version of the function.
+
+        Otherwise it has to be measured, for which backends that compile must compile.
+        """
         try:
             with self.backend.explained():
-                version = self.backend.version(self.likelihood.at_once, points, batch)
-                self.likelihood = replace(self.likelihood, version=version)
-                return _bytes_per_point(self.likelihood, points, batch)
+                found = self.backend.inspected(self.likelihood.at_once, points, batch)
         except ShapeError:  # the call itself will raise it, with its own number of points
+            return False
+        self.likelihood = replace(self.likelihood, version=found.version)
+        return found.most_bytes <= self.backend.free_bytes()
+
+    def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
+        """Bytes that a call needs for each point."""
+        try:
+            with self.backend.explained():
+                return _bytes_per_point(self.likelihood, points, batch)
+        except ShapeError:  # likewise
             return 0.0
 
 
