@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,10 @@ _LONGEST = 64  # most steps of a chunk
 _CHUNK_BYTES = 2**26  # most memory for the results of a chunk's steps
 # Seconds that a chunk may take: progress, Ctrl-C and the time limit are handled between chunks.
 _CHUNK_SECONDS = 0.5
+
+
+# Seconds of a step of each program that is still in memory: a second fit begins with long chunks.
+_PACES: WeakKeyDictionary[Core, float] = WeakKeyDictionary()
 
 
 class Chunk(NamedTuple):
@@ -54,7 +59,8 @@ class CompiledSteps:
     ) -> None:
         self._engine, self._box, self._batches = engine, box, batches
         self._core, self.n = self._planned(state, most)
-        self._most = 1  # steps that the next chunk has time for
+        known = _PACES.get(self._core)
+        self._most = 1 if known is None else self._affordable(known)  # steps that the next chunk has time for
 
     def make(self, state: Any, history: History, rules: tuple[Rule, ...]) -> Chunk:
         """Make steps until a stopping rule may apply or the time of a chunk is over."""
@@ -69,7 +75,12 @@ class CompiledSteps:
 
     def pace(self, seconds: float) -> None:
         """Choose the length of the next chunk, given the time of one step."""
-        self._most = min(2 * self._most, self._core.most_steps, max(1, int(_CHUNK_SECONDS / seconds)))
+        _PACES[self._core] = seconds
+        self._most = min(2 * self._most, self._affordable(seconds))
+
+    def _affordable(self, seconds: float) -> int:
+        """Steps of this duration that a chunk has time for."""
+        return min(self._core.most_steps, max(1, int(_CHUNK_SECONDS / seconds)))
 
     def replay(self, chunk: Chunk) -> Replay:
         """Access to the points of the steps of a chunk."""

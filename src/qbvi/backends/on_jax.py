@@ -247,6 +247,7 @@ class _Compiled:
             captured = [next(rest) if out else array for array, out in zip(traced.consts, is_large, strict=True)]
             return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))(*flat)
 
+        program.__name__ = f"qbvi_{getattr(self._function, '__name__', 'call').strip('_')}"  # in JAX's logs and caches
         large = [array for array, out in zip(traced.consts, is_large, strict=True) if out]
         options: dict[str, Any] = {"compiler_options": _compiler_options(self._place)}
         if isinstance(self._place, jax.sharding.Sharding):

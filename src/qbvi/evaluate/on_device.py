@@ -157,22 +157,23 @@ class DeviceBox(BlackBox):
 
     def _answered(self, points: Points, batch: tuple[Any, ...], scale: float) -> Evaluated:
         raw, noise_sd = self.raw(points, batch)
-        xp = array_namespace(raw)
-        values, ok = raw * scale, xp.isfinite(raw)
         on_host = self.backend.to_host(raw)
+        ok = self.backend.asarray(np.isfinite(on_host))
+        # An operation outside compiled code is a program of its own.
+        values, noise_sd = (raw, noise_sd) if scale == 1.0 else (raw * scale, noise_sd * scale)
         self.count_evaluations(on_host)
         if np.isfinite(on_host).all():
-            return Evaluated(values, ok, noise_sd * scale)
+            return Evaluated(values, ok, noise_sd)
         failures = self.failures_at(points, on_host)
         if not isinstance(self.on_failure, str):
-            evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
+            evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd))
             replaced = self._replace_failed(evaluated, failures, scale)
             values, ok, noise_sd = (self.backend.asarray(part) for part in replaced[:3])
             return Evaluated(
                 values, ok, noise_sd, None if replaced.zero is None else self.backend.asarray(replaced.zero)
             )
         self.record(failures, np.isfinite(on_host))
-        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd * scale)
+        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd)
 
     def count_evaluations(self, raw: NDArray[Any]) -> None:
         """Count the evaluations of a step, and warn if the first ones look like densities."""
