@@ -24,7 +24,6 @@ from qbvi.evaluate import (
     BlackBox,
     DeviceBatches,
     DeviceBox,
-    Evaluated,
     FromHost,
     OnFailure,
     ShardedLikelihood,
@@ -551,10 +550,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
     core = Core(model, family, algorithm, backend)
     try:
         with backend.active():
-            u = backend.asarray(np.zeros((2, model.dim)))
-            made = backend.shaped(
-                lambda u: (core.points(u), core.values(u, Evaluated(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
-            )
+            made = backend.shaped(core, "tried", backend.asarray(np.zeros((2, model.dim))))
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"

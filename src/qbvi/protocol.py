@@ -114,6 +114,11 @@ class Algorithm(ABC):
         """The iterate to return: the one with the ``"best"`` smoothed bound, or the ``"last"``."""
 
     @property
+    def for_independent_draws(self) -> Algorithm:
+        """The method whose `tell` takes independent draws, in place of those of `ask`."""
+        return self
+
+    @property
     def is_array_api(self) -> bool:
         """Whether `ask` and `tell` run on any array library and compile.
 

@@ -229,8 +229,7 @@ class Run:
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
-            with self.backend.active():
-                self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
+            self._state = self._engine.start(self._first(init))
         # A restored run that had already finished stops here.
         stop = self._stop() if len(self._history) else None
         compiled = self._compiled() if stop is None else None
@@ -246,7 +245,7 @@ class Run:
                 return self._state.q, stop
             assert self._look is not None
             assert self._look.draws is not None
-            stop = self._take(*self._look.draws, progress)
+            stop = self._take(*self._look.draws, progress, is_fresh=True)
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
@@ -304,11 +303,11 @@ class Run:
             self._cut_short(len(evaluated), len(theta))
         return values
 
-    def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
-        """Make one step; return a stop if it was the last."""
+    def _take(self, theta: Array, values: Values, progress: Progress, is_fresh: bool = False) -> Stop | None:
+        """Make one step, maybe with fresh draws; return a stop if it was the last."""
         # `tell` rejects a step that overflows, unless the values are beyond all bounds.
         with one_blas_thread(), np.errstate(all="ignore"), _explained("the values of a step"):
-            self._state, iteration = self._engine.tell(self._state, theta, values)
+            self._state, iteration = self._engine.tell(self._state, theta, values, is_fresh)
         self._record(iteration, self._seconds(), progress)
         return self._ending(iteration)
 
