@@ -572,8 +572,9 @@ class Run:
         drawn: list[tuple[Array, Values]] = []
         h: list[Floats] = []
         before = self._counts(), self.number, self._engine.fresh.bit_generator.state
-        self._check, made, is_cut = (self.black_box.n_evals, sum(sizes)), 0, False
+        made, is_cut = 0, False
         for part, size in enumerate(sizes):
+            self._check = self.black_box.n_evals - made, made + size
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
             made, is_cut = made + len(theta), len(theta) < size

@@ -161,7 +161,7 @@ def test_several_starts_share_one_pool(tmp_path):
 def test_a_broken_executor_of_the_users_is_said_to_be_broken():
     said = pytest.raises(qbvi.EvaluationError, match=r"a worker of `executor` died.*pass a number of processes")
     with ProcessPoolExecutor(2, mp_context=SPAWN) as executor, said as caught:
-        quick_fit(Faulty("abort", 2), PRIOR, on_failure="exclude", executor=executor, seed=1)
+        quick_fit(Faulty("abort", 10), PRIOR, on_failure="exclude", executor=executor, seed=1)
     assert caught.value.fit is not None
 
 
