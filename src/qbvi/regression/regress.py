@@ -74,7 +74,7 @@ def regress(
     x = chosen.x[order]
     points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
     regression = HermiteRegression(points, None if free is None else free(x), rules.search)
-    variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
+    variances = regression.search(state.variances, rules.search.plan(len(rows), [batch.stop for batch in store.past]))
     return Regressed(regression, variances, rows, chosen.weights[order], pair)
 
 

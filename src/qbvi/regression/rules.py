@@ -11,6 +11,7 @@ the fits that report convergence, and on the number of fits that do not.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -454,7 +455,9 @@ class VarianceSearch:
     slack: float = 4.0  # increase of the deviance that refutes a variance: two standard deviations
     # Factor of the variance of degree two in the search for the largest that is not refuted ...
     bolder: float = 10.0
-    boldest: int = 10  # ... with at most so many factors
+    # ... with at most so many factors. If the draws determine C, its posterior variance does not
+    # depend on a prior variance a thousand times as large; if not, they refute that one.
+    boldest: int = 3
     # Relative additions to the diagonal, tried in turn until the covariance can be factored. The
     # first of them already bounds the condition number.
     nuggets: tuple[float, ...] = tuple(10.0**e for e in range(-9, -1))
@@ -462,7 +465,7 @@ class VarianceSearch:
     tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
     pause: int = 500  # number of points from which not every iteration searches ...
-    every: int = 3  # ... but one of so many
+    growth: float = 1.5  # ... but only when all points have grown by this factor since the last
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
 
@@ -471,13 +474,25 @@ class VarianceSearch:
         _, tries = self.tries[0]
         return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
 
-    def plan(self, n: int, turn: int) -> SearchPlan:
-        """The effort for n points in iteration ``turn``; a try costs n^3."""
-        if n >= self.pause and turn % self.every:
+    def plan(self, n: int, ends: Sequence[int]) -> SearchPlan:
+        """The effort for n points; a try costs n^3.
+
+        ``ends`` are the numbers of points after each batch so far. They decide whether a search is
+        due, and its turn.
+        """
+        turn, is_due = self._turn(ends)
+        if n >= self.pause and not is_due:
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
-        restart = n < self.restart or turn % (2 * self.every) == 0
-        return SearchPlan(tries, restart, turn // self.every, leap=n >= self.leap)
+        return SearchPlan(tries, n < self.restart or turn % 2 == 0, turn, leap=n >= self.leap)
+
+    def _turn(self, ends: Sequence[int]) -> tuple[int, bool]:
+        """How often the points have grown by `growth`, and whether the last batch made them."""
+        turn, last, is_due = -1, 0.0, False
+        for end in ends:
+            is_due = end >= self.growth * last
+            turn, last = (turn + 1, end) if is_due else (turn, last)
+        return turn, is_due
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from qbvi.regression.rules import SearchPlan, VarianceSearch
 __all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
 
 Floats = NDArray[np.float64]
+Logarithms = tuple[float, float, float]  # of the variances, in their order
 
 _CANCELLED = 1e-12  # least relative value of a difference that rounding may cancel
 _TINY = 1e-300  # keeps a zero out of a denominator
@@ -118,27 +119,27 @@ class HermiteRegression:
         self._scratch: Floats | None = None
         self._last: tuple[Variances, Solved] | None = None  # what the scratch memory holds
         self._misfits: dict[Variances, float] = {}
-        self._bounds = np.log([self._rules.lowest, self._rules.highest]).T
+        self._bounds = [tuple(map(math.log, x)) for x in zip(self._rules.lowest, self._rules.highest, strict=True)]
         if points.z.shape[1] == 1:
             # In one dimension the squared radius is all of degree two. It has no prior, so the
             # prior variance of degree two has no effect and is fixed.
-            self._bounds[1, 1] = self._bounds[1, 0]
+            self._bounds[1] = self._bounds[1][0], self._bounds[1][0]
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
-        starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(self._rules.corners if plan.restart else ()))]
+        starts = [self._logarithms(x) for x in (start, *(self._rules.corners if plan.restart else ()))]
         if not plan.tries:
             return _variances(starts[0])
         tries = _Tries(self._badness, starts, plan.tries, self._rules.improvement)
-        stride = np.array(self._rules.strides)
-        while tries.left > 0 and stride.max() > self._rules.finest:
+        strides, first = self._rules.strides, plan.turn % 3
+        while tries.left > 0 and max(strides) > self._rules.finest:
             before = tries.best
             # Degree two matters most and comes first; later searches begin with another by turns.
-            for i in np.roll((1, 2, 0), plan.turn):
-                if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
-                    tries.walk(self._bounds, int(i), -stride[i], plan.leap)
+            for i in ((1, 2, 0) * 2)[3 - first : 6 - first]:
+                if not tries.walk(self._bounds, i, strides[i], plan.leap):
+                    tries.walk(self._bounds, i, -strides[i], plan.leap)
             if tries.best == before:
-                stride = stride / 2
+                strides = (strides[0] / 2, strides[1] / 2, strides[2] / 2)
         return _variances(tries.x)
 
     def boldest(self, variances: Variances) -> Variances:
@@ -148,7 +149,7 @@ class HermiteRegression:
         from here on. So a bisection finds the largest of the tried factors, and where the draws
         determine C, the first try is enough.
         """
-        limit, highest = self._misfit(variances) + self._rules.slack, float(np.exp(self._bounds[1, 1]))
+        limit, highest = self._misfit(variances) + self._rules.slack, math.exp(self._bounds[1][1])
         factors = self._rules.bolder ** np.arange(1, self._rules.boldest + 1)
         trials = [variances._replace(quadratic=min(float(f) * variances.quadratic, highest)) for f in factors]
         low, high, middle = 0, len(trials), len(trials)  # the first `low` trials are not refuted
@@ -162,10 +163,10 @@ class HermiteRegression:
         """Posterior of the coefficients; ``family`` decides which of degree two count."""
         solved = self._solved(variances)
         left_out = _left_out(solved, self._pairing)
-        self._misfits[variances] = self._deviance(left_out, variances)
+        self._misfits[variances] = self._deviance(left_out.square, left_out.log_det, variances)
         scale = self.scale(left_out, variances)
         z, alpha, free, d = self.points.z, solved.alpha, solved.free, family.dim
-        free_variance = np.sum(scipy.linalg.lapack.dtrtri(solved.R)[0] ** 2, axis=1)
+        free_variance = np.sum(np.triu(scipy.linalg.lapack.dtrtri(solved.R)[0]) ** 2, axis=1)
         one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
         C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
         quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
@@ -236,43 +237,58 @@ class HermiteRegression:
     def _misfit(self, variances: Variances) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
         if variances not in self._misfits:
-            self._misfits[variances] = self._deviance(_left_out(self._solved(variances), self._pairing), variances)
+            predicted = _predicted(self._solved(variances), self._pairing)
+            self._misfits[variances] = self._deviance(predicted.square, predicted.log_det, variances)
         return self._misfits[variances]
 
-    def _deviance(self, left_out: LeftOut, variances: Variances) -> float:
-        scale = self.scale(left_out, variances)
-        return float(left_out.log_det + len(self.points.pair) * math.log(scale) + left_out.square / scale)
+    def _deviance(self, square: float, log_det: float, variances: Variances) -> float:
+        scale = self._scale(square, variances)
+        return log_det + self._pairing.m * math.log(scale) + square / scale
 
-    def _badness(self, x: Floats) -> float:
+    def _badness(self, x: Logarithms) -> float:
         """What a search minimises: misfit, plus minus twice a weak log prior of the logarithms."""
-        return self._misfit(_variances(x)) + float(
-            np.sum(((x - np.log(self._rules.centre)) / self._rules.width) ** 2)
+        prior = zip(x, self._rules.centre, self._rules.width, strict=True)
+        return self._misfit(_variances(x)) + sum(((a - math.log(centre)) / width) ** 2 for a, centre, width in prior)
+
+    def _logarithms(self, variances: tuple[float, float, float]) -> Logarithms:
+        """Logarithms of the variances, moved to within the bounds."""
+        omega, quadratic, noise = (
+            min(max(math.log(x), low), high) for x, (low, high) in zip(variances, self._bounds, strict=True)
         )
+        return omega, quadratic, noise
 
     def scale(self, left_out: LeftOut, variances: Variances) -> float:
         """Variance of degrees three and four, from the errors; noise is at least the floor."""
-        return max(left_out.square / len(self.points.pair), self.points.floor / variances.noise)
+        return self._scale(left_out.square, variances)
+
+    def _scale(self, square: float, variances: Variances) -> float:
+        return max(square / self._pairing.m, self.points.floor / variances.noise)
 
 
 class _Tries:
     """The best of a limited number of tries."""
 
-    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int, improvement: float) -> None:
+    def __init__(
+        self, badness: Callable[[Logarithms], float], starts: list[Logarithms], most: int, improvement: float
+    ) -> None:
         self._improvement = improvement
         self._badness, values = badness, [badness(x) for x in starts]
-        self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
+        self.best = min(values)
+        self.x, self.left = starts[values.index(self.best)], most - len(values)
 
-    def walk(self, bounds: Floats, i: int, stride: float, leap: bool) -> bool:
+    def walk(self, bounds: list[tuple[float, ...]], i: int, stride: float, leap: bool) -> bool:
         """Search along one axis while the value improves; return whether it did.
 
         Each stride is twice the one before. Without ``leap`` there is only one.
         """
         start = self.best
+        low, high = bounds[i]
         while self.left > 0:
-            x = self.x.copy()
-            x[i] = np.clip(x[i] + stride, *bounds[i])
-            if x[i] == self.x[i]:
+            moved = min(max(self.x[i] + stride, low), high)
+            if moved == self.x[i]:
                 break
+            omega, quadratic, noise = (*self.x[:i], moved, *self.x[i + 1 :])
+            x = omega, quadratic, noise
             value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
             if not value < self.best - self._improvement:
                 break
@@ -288,7 +304,7 @@ class Solved:
 
     factor: Floats  # (n, n) lower Cholesky factor of the covariance V, up to scale
     Q: Floats  # (n, k) orthonormal basis of the whitened free features
-    R: Floats  # (k, k) the whitened features in this basis
+    R: Floats  # (k, k) upper triangle: the whitened features in this basis
     along: Floats  # (k,) part of the whitened residuals in this basis ...
     rest: Floats  # (n,) ... and the rest of them
 
@@ -317,16 +333,27 @@ class _Pairing(NamedTuple):
     """Which of the left-out points are mirror images of each other."""
 
     m: int  # number of points
-    first: NDArray[np.int64]  # (pairs,) first point of each pair
-    second: NDArray[np.int64]  # (pairs,) second point, or the first one's neighbour if there is none
-    both: NDArray[np.bool_]  # (pairs,) whether there is a second point
+    first: NDArray[np.int64] | slice  # (pairs,) first point of each pair
+    second: NDArray[np.int64] | slice  # (pairs,) second point, or another if there is none
+    both: NDArray[np.bool_] | None  # (pairs,) whether there is a second point; None if all have one
 
     @classmethod
     def of(cls, pair: NDArray[np.int64]) -> _Pairing:
         m = len(pair)
         first = np.flatnonzero(np.r_[True, pair[1:] != pair[:-1]])
+        if m == 2 * len(first) and np.array_equal(pair[::2], pair[1::2]):
+            return cls(m, slice(0, m, 2), slice(1, m, 2), None)
         second = np.minimum(first + 1, m - 1)
         return cls(m, first, second, (second > first) & (pair[second] == pair[first]))
+
+
+class _Predicted(NamedTuple):
+    """Errors of the two points of each pair, predicted without it, and their joint density."""
+
+    first: Floats  # (pairs,)
+    second: Floats  # (pairs,) zero if there is no second point
+    square: float
+    log_det: float
 
 
 def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
@@ -339,27 +366,31 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
 
 
 def _left_out(solved: Solved, pairing: _Pairing) -> LeftOut:
+    e1, e2, square, log_det = _predicted(solved, pairing)
+    even, odd = 0.5 * (e1 + e2), 0.5 * (e1 - e2)
+    if pairing.both is not None:
+        even, odd = (np.where(pairing.both, part, e1 / math.sqrt(2)) for part in (even, odd))
+    residuals = np.empty(pairing.m)
+    residuals[pairing.second] = e2
+    residuals[pairing.first] = e1  # after the second ones, of which some may not exist
+    return LeftOut(residuals, float(even @ even) / len(e1), float(odd @ odd) / len(e1), square, log_det)
+
+
+def _predicted(solved: Solved, pairing: _Pairing) -> _Predicted:
     m, first, second, both = pairing
     # The last rows of P = V^-1 - H H' and of alpha depend only on the last block of the factor.
-    inverse = scipy.linalg.lapack.dtrtri(np.tril(solved.factor[-m:, -m:]), lower=1)[0]
-    H, alpha = inverse.T @ solved.Q[-m:], inverse.T @ solved.rest[-m:]
+    inverse = _whiten(solved.factor[-m:, -m:], np.eye(m))
+    H, alpha = inverse.T @ solved.Q[-m:], solved.rest[-m:] @ inverse
     full = np.einsum("ij,ij->j", inverse, inverse)
     diagonal = np.maximum(full - np.einsum("ij,ij->i", H, H), _CANCELLED * full + _TINY)
-    p1, a1 = diagonal[first], alpha[first]
-    p2, a2 = np.where(both, diagonal[second], 1.0), np.where(both, alpha[second], 0.0)
-    cross = np.einsum("ij,ij->j", inverse[:, first], inverse[:, second]) - np.einsum("ij,ij->i", H[first], H[second])
-    off = np.where(both, cross, 0.0)
+    p1, p2, a1, a2 = diagonal[first], diagonal[second], alpha[first], alpha[second]
+    off = np.einsum("ij,ij->j", inverse[:, first], inverse[:, second]) - np.einsum("ij,ij->i", H[first], H[second])
+    if both is not None:
+        p2, a2, off = np.where(both, p2, 1.0), np.where(both, a2, 0.0), np.where(both, off, 0.0)
     product = p1 * p2
     det = np.maximum(product - off * off, _CANCELLED * product)
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
-    even = np.where(both, 0.5 * (e1 + e2), e1 / math.sqrt(2))
-    odd = np.where(both, 0.5 * (e1 - e2), e1 / math.sqrt(2))
-    residuals = np.empty(m)
-    residuals[second[both]], residuals[first] = e2[both], e1
-    n = len(first)
-    return LeftOut(
-        residuals, float(even @ even) / n, float(odd @ odd) / n, float(a1 @ e1 + a2 @ e2), -float(np.log(det).sum())
-    )
+    return _Predicted(e1, e2, float(a1 @ e1 + a2 @ e2), -float(np.log(det).sum()))
 
 
 def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) -> float:
@@ -412,13 +443,13 @@ def _qr(columns: Floats) -> tuple[Floats, Floats]:
     """The QR decomposition of columns (n, k), n >= k, without the checks of NumPy."""
     k = columns.shape[1]
     packed, tau, _, _ = scipy.linalg.lapack.dgeqrf(columns, lwork=_LAPACK_BLOCK * k)
-    R = np.triu(packed[:k])
+    R = packed[:k].copy(order="F")  # the entries below its diagonal are never read
     Q, _, _ = scipy.linalg.lapack.dorgqr(packed, tau, lwork=_LAPACK_BLOCK * k, overwrite_a=1)
     return Q, R
 
 
-def _variances(x: Floats) -> Variances:
-    return Variances(*(float(value) for value in np.exp(x)))
+def _variances(x: Logarithms) -> Variances:
+    return Variances(math.exp(x[0]), math.exp(x[1]), math.exp(x[2]))
 
 
 def _independent(features: Floats) -> NDArray[np.int64]:
