@@ -467,7 +467,8 @@ class VarianceSearch:
     pause: int = 500  # number of points from which not every iteration searches ...
     growth: float = 1.5  # ... but only when all points have grown by this factor since the last
     restart: int = 400  # number of points from which only every second search uses the corners
-    leap: int = 1500  # number of points from which a stride doubles while that helps
+    # Number of points from which a stride doubles while that helps, and no search uses the corners.
+    leap: int = 1500
 
     def thorough(self) -> VarianceSearch:
         """The same search with the effort of few points, whatever their number."""
@@ -484,7 +485,8 @@ class VarianceSearch:
         if n >= self.pause and not is_due:
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
-        return SearchPlan(tries, n < self.restart or turn % 2 == 0, turn, leap=n >= self.leap)
+        is_large = n >= self.leap
+        return SearchPlan(tries, n < self.restart or (turn % 2 == 0 and not is_large), turn, is_large)
 
     def _turn(self, ends: Sequence[int]) -> tuple[int, bool]:
         """How often the points have grown by `growth`, and whether the last batch made them."""

@@ -38,6 +38,7 @@ _CANCELLED = 1e-12  # least relative value of a difference that rounding may can
 _TINY = 1e-300  # keeps a zero out of a denominator
 _DEPENDENT = 1e-7  # relative size below which a free feature depends linearly on others
 _SIGNS = 100  # random combinations that estimate a trace over many quadratic features
+_KEPT = 2  # factored regressions that are kept
 _LAPACK_BLOCK = 64  # columns that LAPACK's blocked algorithms treat at a time
 
 
@@ -116,8 +117,7 @@ class HermiteRegression:
         # Given features may be linearly dependent: a discrete parameter may have one value so far.
         self._kept = slice(None) if features is None else _independent(features)
         self._known = np.asfortranarray(np.column_stack([free[:, self._kept], self.points.h]))
-        self._scratch: Floats | None = None
-        self._last: tuple[Variances, Solved] | None = None  # what the scratch memory holds
+        self._factored: dict[Variances, tuple[Solved, Floats]] = {}  # with the memory that holds them
         self._misfits: dict[Variances, float] = {}
         self._bounds = [tuple(map(math.log, x)) for x in zip(self._rules.lowest, self._rules.highest, strict=True)]
         if points.z.shape[1] == 1:
@@ -211,12 +211,18 @@ class HermiteRegression:
         return Solved(factor, Q, R, along, whitened[:, -1] - Q @ along)
 
     def _solved(self, variances: Variances) -> Solved:
-        """The same in memory that the next call overwrites, unless it has the same variances."""
-        if self._last is None or self._last[0] != variances:
-            if self._scratch is None:
-                self._scratch = np.empty((len(self.points.h), len(self.points.h)))
-            self._last = variances, self.solve(variances, self._scratch)
-        return self._last[1]
+        """The same, in memory that is used again; the two best so far are kept.
+
+        The best variances of a search are then factored once.
+        """
+        if variances not in self._factored:
+            n, memory = len(self.points.h), None
+            if len(self._factored) == _KEPT:
+                worst = max(self._factored, key=lambda tried: self._misfits.get(tried, -math.inf))
+                _, memory = self._factored.pop(worst)
+            memory = np.empty((n, n)) if memory is None else memory
+            self._factored[variances] = self.solve(variances, memory), memory
+        return self._factored[variances][0]
 
     def _factor(self, variances: Variances, workspace: Floats) -> Floats:
         """Lower Cholesky factor of the covariance, in the workspace.
