@@ -147,6 +147,8 @@ def iteration_here(d: int, family: str) -> dict[str, Any]:
 def in_process(source: Path, *task: Any) -> dict[str, Any]:
     """Run a task in a new process, with the qbvi of a folder, on one core."""
     environment = {**os.environ, "PYTHONPATH": str(source), **dict.fromkeys(THREADS, "1")}
+    # An installed package has its byte code. A source tree writes it at its first run.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, str(HERE), "--task", json.dumps(task)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -200,7 +202,9 @@ def fits_table(cases: list[Case], previous: Path | None, seeds: int, repeats: in
         last = table[-1] if table and table[-1]["kind"] == case.kind else None
         row["exponent"] = growth(last, row) if last else math.nan
         line = f"{case.kind:9s}{case.d:4d}{case.rows:7d}{row['evals']:8.0f}{row['seconds']:9.3f}{TARGETS.get(case.d, math.nan):7.2f}"
-        line += f"{row['exponent']:9.1f}{row['function']:9.3f}{row['memory']:6.2f}{row['converged']:6.2g}{row['nats']:9.4f}"
+        line += (
+            f"{row['exponent']:9.1f}{row['function']:9.3f}{row['memory']:6.2f}{row['converged']:6.2g}{row['nats']:9.4f}"
+        )
         if previous:
             row["before"] = before = measure(case, previous, seeds, repeats)
             line += f"   {before['seconds']:9.3f}{before['seconds'] / row['seconds']:7.1f}{before['evals']:8.0f}"
@@ -222,7 +226,9 @@ def start_table(sources: dict[str, Path]) -> None:
     for name, source in sources.items():
         runs = [in_process(source, "start") for _ in range(3)]
         best = {key: min(run[key] for run in runs) for key in runs[0]}
-        print(f"{name:10s}{best['import']:8.3f}{best['first']:11.3f}{best['second']:8.3f}{best['modules']:9d}", flush=True)
+        print(
+            f"{name:10s}{best['import']:8.3f}{best['first']:11.3f}{best['second']:8.3f}{best['modules']:9d}", flush=True
+        )
 
 
 def iterations_table() -> None:
@@ -266,8 +272,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("free", "logistic", "gaussian"), help="fits of one kind alone")
     parser.add_argument("--largest", type=int, default=100, help="largest dimension (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, help="seeds of each fit, with medians printed (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=1, help="runs of each fit, the quickest counts (default: %(default)s)")
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="seeds of each fit, with medians printed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=1, help="runs of each fit, the quickest counts (default: %(default)s)"
+    )
     parser.add_argument("--previous", type=Path, help="folder with an earlier qbvi, for a column of ratios")
     parser.add_argument("--figure", type=Path, help="file for a picture")
     parser.add_argument("--task", help=argparse.SUPPRESS)

@@ -671,7 +671,7 @@ def test_clusters_hold_every_point_once():
 
 def test_the_first_search_for_variances_is_thorough(first):
     """With many points most iterations do not search; the first one with given points must."""
-    rules = replace(Rules(), search=replace(VarianceSearch(), pause=10, growth=1e9))
+    rules = replace(Rules(), search=replace(VarianceSearch(), pause=10, every=10**6))
     method, (model, family) = qbvi.Regression(rules=rules), arrange(PRIOR, "auto")
     start = method.init(family, first.q)
     state = method.knowing(family, start, Earlier.of(first, model).known(Agreement(0.0, 0.0)))

@@ -112,16 +112,18 @@ def test_a_line_on_the_grid_ends_within_a_step_of_the_bisection():
 
 
 def test_tries_become_fewer_as_they_become_dearer():
-    plans = [VarianceSearch().plan(n, [n]).tries for n in (50, 200, 1000, 3000)]
+    plans = [VarianceSearch().plan(n, 0).tries for n in (50, 200, 1000, 3000)]
     assert plans == sorted(plans, reverse=True)
+    assert VarianceSearch().plan(1000, turn=1).tries == 0
 
 
-def test_many_points_are_searched_again_when_they_have_grown_by_half():
-    rule, ends = VarianceSearch(), [400, 600, 800, 1000, 1400]  # after 400, 600, 1000 and not quite 1500
-    plans = [rule.plan(1000, ends[: i + 1]) for i in range(5)]
-    assert [plan.tries > 0 for plan in plans] == [True, True, False, True, False]
-    assert [plans[i].turn for i in (0, 1, 3)] == [0, 1, 2]
-    assert rule.plan(300, ends).tries > 0  # few points are cheap to search
+def test_many_points_are_not_searched_again_until_they_have_grown_by_half():
+    rule = VarianceSearch()
+    assert [rule.is_settled(n, 1000) for n in (1000, 1499, 1500)] == [True, True, False]
+    assert not rule.is_settled(1000, 0)  # the last search found something better
+    assert rule.plan(1000, turn=3).tries > 0
+    assert rule.plan(1000, turn=3, is_settled=True).tries == 0
+    assert rule.plan(300, turn=3, is_settled=True).tries > 0  # few points are cheap to search
 
 
 def test_a_batch_is_a_sixth_of_the_draws_that_count():

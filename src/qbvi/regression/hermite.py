@@ -208,7 +208,7 @@ def _coefficients(d: int) -> Floats:
     M[2, 2] = _symmetric({(1, 1): 72 / four, (0, 1): -72 / three, (0, 0): 72 / two})
     constant = {(2, 2): 9 / four, (1, 2): -18 / three, (1, 1): 36 / two, (0, 2): 9 / two, (0, 1): -18 / d, (0, 0): 9.0}
     M[2, 0] = _symmetric(constant)
-    return M / np.array([1, 6, 24])[:, None, None, None]
+    return np.asarray(M / np.array([1, 6, 24])[:, None, None, None])
 
 
 def _equal_coefficients(d: int) -> Floats:
@@ -221,7 +221,7 @@ def _equal_coefficients(d: int) -> Floats:
     M[2, 2] = _symmetric({(0, 1): -6, (0, 0): 6 * d + 24})
     # 3 (s (s + 4) - 2 d) with s = d - x - y
     M[2, 0] = _symmetric({(0, 2): 3, (1, 1): 6, (0, 1): -6 * d - 12, (0, 0): 3 * d * (d + 2)})
-    return M / np.array([1, 6 * comb(d + 2, 3), 24 * comb(d + 3, 4)])[:, None, None, None]
+    return np.asarray(M / np.array([1, 6 * comb(d + 2, 3), 24 * comb(d + 3, 4)])[:, None, None, None])
 
 
 def _second(d: int) -> Floats:

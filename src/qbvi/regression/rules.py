@@ -11,7 +11,6 @@ the fits that report convergence, and on the number of fits that do not.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -465,7 +464,8 @@ class VarianceSearch:
     tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
     pause: int = 500  # number of points from which not every iteration searches ...
-    growth: float = 1.5  # ... but only when all points have grown by this factor since the last
+    every: int = 3  # ... but one of so many, and after a search that found nothing better ...
+    growth: float = 1.5  # ... only once all points have grown by this factor
     restart: int = 400  # number of points from which only every second search uses the corners
     # Number of points from which a stride doubles while that helps, and no search uses the corners.
     leap: int = 1500
@@ -475,26 +475,18 @@ class VarianceSearch:
         _, tries = self.tries[0]
         return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
 
-    def plan(self, n: int, ends: Sequence[int]) -> SearchPlan:
-        """The effort for n points; a try costs n^3.
-
-        ``ends`` are the numbers of points after each batch so far. They decide whether a search is
-        due, and its turn.
-        """
-        turn, is_due = self._turn(ends)
-        if n >= self.pause and not is_due:
+    def plan(self, n: int, turn: int, *, is_settled: bool = False) -> SearchPlan:
+        """The effort for n points in iteration ``turn``; a try costs n^3."""
+        if n >= self.pause and (turn % self.every or is_settled):
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
         is_large = n >= self.leap
-        return SearchPlan(tries, n < self.restart or (turn % 2 == 0 and not is_large), turn, is_large)
+        restart = n < self.restart or (turn % (2 * self.every) == 0 and not is_large)
+        return SearchPlan(tries, restart, turn // self.every, is_large)
 
-    def _turn(self, ends: Sequence[int]) -> tuple[int, bool]:
-        """How often the points have grown by `growth`, and whether the last batch made them."""
-        turn, last, is_due = -1, 0.0, False
-        for end in ends:
-            is_due = end >= self.growth * last
-            turn, last = (turn + 1, end) if is_due else (turn, last)
-        return turn, is_due
+    def is_settled(self, n: int, n_searched: int) -> bool:
+        """Whether n points are hardly more than at the last search, if it found nothing better."""
+        return n < self.growth * n_searched
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,7 @@ class _Tries:
             moved = min(max(self.x[i] + stride, low), high)
             if moved == self.x[i]:
                 break
-            omega, quadratic, noise = (*self.x[:i], moved, *self.x[i + 1 :])
+            omega, quadratic, noise = (moved if j == i else value for j, value in enumerate(self.x))
             x = omega, quadratic, noise
             value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
             if not value < self.best - self._improvement:
