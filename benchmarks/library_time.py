@@ -257,8 +257,9 @@ def draw(table: list[dict[str, Any]], target: Path) -> None:
         if old:
             seconds = [r["before"]["seconds"] for r in old]
             axes.loglog([r["d"] for r in old], seconds, "o--", color=colour, alpha=0.45, label=f"{kind}, before")
-    axes.loglog(list(TARGETS), list(TARGETS.values()), "k:", label="aim")
     ticks = sorted({row["d"] for row in table})
+    aims = {d: seconds for d, seconds in TARGETS.items() if d <= ticks[-1]}
+    axes.loglog(list(aims), list(aims.values()), "k:", label="aim")
     axes.set_xticks(ticks, [str(d) for d in ticks])
     axes.minorticks_off()
     axes.set_xlabel("dimensions d")
