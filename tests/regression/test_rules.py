@@ -117,13 +117,10 @@ def test_tries_become_fewer_as_they_become_dearer():
     assert VarianceSearch().plan(1000, turn=1).tries == 0
 
 
-def test_many_points_are_not_searched_again_until_they_have_grown_by_half():
-    rule = VarianceSearch()
-    assert [rule.is_settled(n, 1000) for n in (1000, 1499, 1500)] == [True, True, False]
-    assert not rule.is_settled(1000, 0)  # the last search found something better
-    assert rule.plan(1000, turn=3).tries > 0
-    assert rule.plan(1000, turn=3, is_settled=True).tries == 0
-    assert rule.plan(300, turn=3, is_settled=True).tries > 0  # few points are cheap to search
+def test_the_corners_are_for_few_points():
+    """With many points there are few tries, and all of them are next to the last variances."""
+    plans = [VarianceSearch().plan(n, turn=6) for n in (300, 1000, 1499, 1500, 5000)]
+    assert [plan.restart for plan in plans] == [True, True, True, False, False]
 
 
 def test_a_batch_is_a_sixth_of_the_draws_that_count():

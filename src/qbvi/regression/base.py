@@ -44,7 +44,6 @@ class Answer:
     variances: Variances  # prior variances that predict best
     tail: float  # variance, at q, of what no member of the family follows
     n_effective: float  # effective sample size
-    n_searched: int  # points at the last search for the variances; zero if it found better ones
 
 
 class Move(NamedTuple):
@@ -371,12 +370,7 @@ class RegressionMethod(Algorithm):
         explained = (state.noise or 0.0) / (answer.variances.noise * answer.tail)
         misfit = float(np.clip(1 - explained, self.rules.noise.least_misfit, 1.0))
         return state._replace(
-            q=move.q,
-            variances=answer.variances,
-            last_step=last,
-            misfit=misfit,
-            n_effective=answer.n_effective,
-            n_searched=answer.n_searched,
+            q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
         )
 
 

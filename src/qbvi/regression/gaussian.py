@@ -189,7 +189,6 @@ class Regression(RegressionMethod):
             n_limited=0,
             misfit=1.0,
             n_effective=0.0,
-            n_searched=0,
             n_before=len(state.store.past),
         )
 
@@ -216,7 +215,6 @@ class Regression(RegressionMethod):
             variances=found.variances,
             tail=surrogate.scale,
             n_effective=found.n_effective,
-            n_searched=found.n_searched,
             regression=found.regression,
             surrogate=surrogate,
         )

@@ -130,7 +130,6 @@ class MeanFieldRegression(RegressionMethod):
             tail=regression.scale(left_out, variances),
             variances=variances,
             n_effective=found.n_effective,
-            n_searched=found.n_searched,
         )
 
     def _curvature(self, family: Family, state: RegressionState) -> Floats:

@@ -20,7 +20,6 @@ from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
 __all__ = ["Regressed", "RegressionState", "regress"]
 
 Floats = NDArray[np.float64]
-_SAME = 1e-6  # relative difference of variances that is rounding
 
 
 class RegressionState(NamedTuple):
@@ -43,7 +42,6 @@ class RegressionState(NamedTuple):
     repeats: Repeats | None = None  # points that were evaluated twice
     most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
-    n_searched: int = 0  # points at the last search for the variances; zero if it found better ones
 
 
 class Regressed(NamedTuple):
@@ -54,7 +52,6 @@ class Regressed(NamedTuple):
     rows: NDArray[np.int64]  # (n,) of the store
     weights: Floats  # (n,) density of q over that of the past draws, at most one
     pair: NDArray[np.int64]  # (m,) number of the mirror pair of each point held out
-    n_searched: int  # points at the last search for the variances; zero if it found better ones
 
     @property
     def n_effective(self) -> float:
@@ -77,12 +74,8 @@ def regress(
     x = chosen.x[order]
     points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
     regression = HermiteRegression(points, None if free is None else free(x), rules.search)
-    is_settled = rules.search.is_settled(len(store.y), state.n_searched)
-    plan = rules.search.plan(len(rows), len(store.past), is_settled=is_settled)
-    variances = regression.search(state.variances, plan)
-    is_same = np.allclose(variances, state.variances, rtol=_SAME, atol=0.0)
-    n_searched = state.n_searched if not plan.tries else len(store.y) if is_same else 0
-    return Regressed(regression, variances, rows, chosen.weights[order], pair, n_searched)
+    variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
+    return Regressed(regression, variances, rows, chosen.weights[order], pair)
 
 
 def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules) -> Floats:

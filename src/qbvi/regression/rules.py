@@ -464,8 +464,7 @@ class VarianceSearch:
     tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
     pause: int = 500  # number of points from which not every iteration searches ...
-    every: int = 3  # ... but one of so many, and after a search that found nothing better ...
-    growth: float = 1.5  # ... only once all points have grown by this factor
+    every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
     # Number of points from which a stride doubles while that helps, and no search uses the corners.
     leap: int = 1500
@@ -475,18 +474,14 @@ class VarianceSearch:
         _, tries = self.tries[0]
         return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
 
-    def plan(self, n: int, turn: int, *, is_settled: bool = False) -> SearchPlan:
+    def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
-        if n >= self.pause and (turn % self.every or is_settled):
+        if n >= self.pause and turn % self.every:
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
         is_large = n >= self.leap
         restart = n < self.restart or (turn % (2 * self.every) == 0 and not is_large)
         return SearchPlan(tries, restart, turn // self.every, is_large)
-
-    def is_settled(self, n: int, n_searched: int) -> bool:
-        """Whether n points are hardly more than at the last search, if it found nothing better."""
-        return n < self.growth * n_searched
 
 
 @dataclass(frozen=True)
