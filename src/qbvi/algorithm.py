@@ -23,7 +23,7 @@ from qbvi.naming import is_no_text, pick, works_as
 from qbvi.protocol import Algorithm, Info, Values
 from qbvi.random import Antithetic, Draws, Independent, Sobol, Source
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
-from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule, as_rule
+from qbvi.stopping import MaxIterations, ParameterChange, Patience, Plateau, Rule, as_rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where, as_rate, as_updates
 
 __all__ = ["QBVI", "QBVIState", "paper"]
@@ -51,6 +51,7 @@ RULES: dict[str, Rule] = {
     "patience": Patience(),
     "parameter-change": ParameterChange(),
     "max-iterations": MaxIterations(),
+    "plateau": Plateau(),
 }
 
 
@@ -96,8 +97,8 @@ class QBVI(Algorithm):
         ``"exponential"``, ``"retraction"``, ``"cholesky-log"``, or ``"parameters"`` for steps of
         the textbook parameters.
     stop
-        Stopping rules; the first that applies ends the fit. `qbvi.Patience`,
-        `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names ``"patience"``,
+        Stopping rules; the first that applies ends the fit. `qbvi.Patience`, `qbvi.Plateau`,
+        `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names ``"patience"``, ``"plateau"``,
         ``"parameter-change"``, ``"max-iterations"``.
     window
         Number of bounds that the smoothed bound averages.

@@ -319,7 +319,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     algorithm = choose_method(
         method,
         model,
-        Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
+        Task.of(posterior, family, tol, max_evals)._replace(
+            has_batches=_is_partial(batches), backend=library, max_time=max_time
+        ),
     )
     budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
     earlier, seed = _earlier(evaluations, model, batches), resumed_seed(seed, checkpoint)

@@ -456,7 +456,9 @@ class VarianceSearch:
     slack: float = 4.0  # increase of the deviance that refutes a variance: two standard deviations
     # Factor of the variance of degree two in the search for the largest that is not refuted ...
     bolder: float = 10.0
-    boldest: int = 10  # ... with at most so many factors
+    # ... with at most so many factors. If the draws determine C, its posterior variance does not
+    # depend on a prior variance a thousand times as large; if not, they refute that one.
+    boldest: int = 3
     # Relative additions to the diagonal, tried in turn until the covariance can be factored. The
     # first of them already bounds the condition number.
     nuggets: tuple[float, ...] = tuple(10.0**e for e in range(-9, -1))
@@ -466,7 +468,8 @@ class VarianceSearch:
     pause: int = 500  # number of points from which not every iteration searches ...
     every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
-    leap: int = 1500  # number of points from which a stride doubles while that helps
+    # Number of points from which a stride doubles while that helps, and no search uses the corners.
+    leap: int = 1500
 
     def thorough(self) -> VarianceSearch:
         """The same search with the effort of few points, whatever their number."""
@@ -478,8 +481,9 @@ class VarianceSearch:
         if n >= self.pause and turn % self.every:
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
-        restart = n < self.restart or turn % (2 * self.every) == 0
-        return SearchPlan(tries, restart, turn // self.every, leap=n >= self.leap)
+        is_large = n >= self.leap
+        restart = n < self.restart or (turn % (2 * self.every) == 0)
+        return SearchPlan(tries, restart, turn // self.every, is_large)
 
 
 @dataclass(frozen=True)
