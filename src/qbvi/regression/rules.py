@@ -468,8 +468,7 @@ class VarianceSearch:
     pause: int = 500  # number of points from which not every iteration searches ...
     every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
-    # Number of points from which a stride doubles while that helps, and no search uses the corners.
-    leap: int = 1500
+    leap: int = 1500  # number of points from which a stride doubles while that helps
 
     def thorough(self) -> VarianceSearch:
         """The same search with the effort of few points, whatever their number."""
@@ -481,9 +480,8 @@ class VarianceSearch:
         if n >= self.pause and turn % self.every:
             return SearchPlan(tries=0, restart=False)
         tries = next((tries for most, tries in self.tries if n < most), self.fewest_tries)
-        is_large = n >= self.leap
-        restart = n < self.restart or (turn % (2 * self.every) == 0)
-        return SearchPlan(tries, restart, turn // self.every, is_large)
+        restart = n < self.restart or turn % (2 * self.every) == 0
+        return SearchPlan(tries, restart, turn // self.every, leap=n >= self.leap)
 
 
 @dataclass(frozen=True)
