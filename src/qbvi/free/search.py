@@ -32,14 +32,15 @@ class Mode(NamedTuple):
 
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
-    bound: float  # lower bound there
+    bound: float  # lower bound before the step that led to it ...
+    gain: float  # ... which was predicted to rise by so much
     top: float  # best log joint on the path to it
     n_evals: int  # evaluations of that path
 
     @property
     def peak(self) -> float:
         """Log joint at the mean, if it is quadratic: then the bound is the log of its integral."""
-        return self.bound - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
+        return self.bound + self.gain - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
 
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
@@ -170,7 +171,9 @@ class Search:
         is_there = float(info.gap) < self.rules.rounds.begin or self._is_near(state, values)
         if is_there and math.isfinite(float(info.bound)):
             q, top = state.path.q, float(np.max(state.path.store.y))
-            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), top, state.n_path)
+            gain = 0.0 if state.path.last_step is None else float(state.path.last_step.gain)
+            moments = np.asarray(family.mean(q)), np.asarray(family.cov(q))
+            mode = Mode(*moments, float(info.bound), gain, top, state.n_path)
             state = state._replace(starts=state.starts[:0])
             return self._next(family, self._with(state, mode) if self._is_new(mode, state.modes) else state)
         is_lost = bool(state.modes) and self._is_hopeless(family, state)
