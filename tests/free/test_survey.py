@@ -288,14 +288,11 @@ def test_an_exception_exceeds_the_usual_error_many_times():
     assert exceptions([0.0, 0.125, 0.25, 8.0, 0.75], [0, 50, 100, 200, 300]) == [3]
 
 
-def test_lines_that_are_not_followed_up_may_be_drawn_again():
-    survey = on_lines([1.0, 2.0, 3.0], [-9.0, -1.0, -5.0])
-    survey = survey._replace(theta=np.arange(5.0)[:, None], is_used=np.ones(5, dtype=bool))
-    along = [*[-50.0] * RULE.on_line, *[-50.0] * RULE.on_line, *np.linspace(-4, -1, RULE.on_line)]
-    done, starts = survey.walked(survey.ask(None, RULE, None), np.array(along), RULE)
-    # The line from 2 is followed up and the one from 3 shows no hill; that from 1 may be on a third hill.
-    assert_allclose(starts[:, 0], [2, 1])
-    assert_allclose(done.is_used, [True, False, True, True, True])
+def test_more_points_are_spread_before_the_end_if_there_are_several_modes():
+    survey = Survey.begin(np.zeros(1)).drawn(np.zeros((4, 1)), np.zeros(4))
+    assert survey.ended(1, RULE).is_over
+    assert survey.ended(2, RULE).is_spreading
+    assert survey._replace(n_spread=RULE.spreads).ended(2, RULE).is_over
 
 
 def test_a_hill_that_is_hardly_seen_from_the_points_of_the_survey():

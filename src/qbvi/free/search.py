@@ -293,7 +293,8 @@ class Search:
             )
             return state._replace(path=path, starts=state.starts[1:], n_path=0)
         if state.n_aimed == len(state.modes):
-            return state._replace(is_over=True)
+            survey = survey.ended(len(state.modes) // len(self.group(state)), self.rules.survey)
+            return state._replace(survey=survey, is_over=survey.is_over)
         return self._aimed(family, state)
 
     def _aimed(self, family: Any, state: SearchState) -> SearchState:

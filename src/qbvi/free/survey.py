@@ -5,7 +5,8 @@ lines lead to it from some of them: from the best one, and from those where the 
 above what the Gaussians around the known modes predict. If the log joint falls on the way to the
 mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
 starts again there. A log-concave function never does so. If that leads to a new mode, more lines
-follow. If all points are as predicted, no line is needed, and more points are spread instead.
+follow. If all points are as predicted, no line is needed, and more points are spread instead. More
+points are spread also before the survey ends, if there are several modes: there may be more.
 If the Gaussians are right about nearly all points, the others are on other hills without more ado.
 
 A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
@@ -81,6 +82,11 @@ class Survey(NamedTuple):
         across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
         return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
 
+    def ended(self, n_modes: int, rule: SurveyRule) -> Survey:
+        """The survey without further lines: over, or with more points if there are other modes."""
+        is_due = n_modes > 1 and self.n_spread < rule.spreads
+        return self._replace(is_spreading=is_due, is_over=not is_due)
+
     def blind(self) -> Survey:
         """The survey that spreads more points, because the likelihood was zero at all of them."""
         return self._replace(is_spreading=True)
@@ -136,24 +142,18 @@ class Survey(NamedTuple):
         )
 
     def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
-        """Judge the values along the lines: points on other hills (m, d), the best one first.
-
-        Further lines may lead from where the others of these lines began: if the first point leads
-        to a new mode, they may be on a third hill.
-        """
+        """Judge the values along the lines: points on other hills (m, d), the best one first."""
         k, d = len(self.lines), theta.shape[1]
         along = np.column_stack([self.ends[:, 0], y.reshape(k, -1), self.ends[:, 1]])
         places = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
         hills = [
-            (values[j], where[j], where[0])
+            (values[j], where[j])
             for values, where in zip(along, places, strict=True)
             if (j := _hill(values, rule)) >= 0
         ]
         hills.sort(key=lambda hill: -hill[0])
-        starts = np.array([where for _, where, _ in hills]).reshape(-1, d)
-        again = np.array([first for _, _, first in hills[1:]]).reshape(-1, d)
-        is_again = (self.theta[:, None] == again).all(axis=2).any(axis=1)
-        return self._replace(lines=self.lines[:0], ends=self.ends[:0], is_used=self.is_used & ~is_again), starts
+        starts = np.array([where for _, where in hills]).reshape(-1, d)
+        return self._replace(lines=self.lines[:0], ends=self.ends[:0]), starts
 
 
 def line(first: Floats, last: Floats, n: int) -> Floats:
