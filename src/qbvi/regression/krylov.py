@@ -96,7 +96,7 @@ def krylov(points: Weighted, m: int) -> Krylov:
     >>> import numpy as np
     >>> z = np.random.default_rng(1).standard_normal((8, 2))
     >>> points = Weighted(z, 3 + z[:, 0] - z[:, 1] ** 2, np.ones(8))
-    >>> found = krylov(points, m=3).solve(np.asarray([0.0]))
+    >>> found = krylov(points, m=2).solve(np.asarray([0.0]))
     >>> found.bound.round(3), found.b.round(3) + 0.0, found.curvature.round(3) + 0.0
     (array([2.]), array([[1., 0.]]), array([[[ 0.,  0.],
             [ 0., -2.]]]))
