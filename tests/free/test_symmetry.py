@@ -7,6 +7,8 @@ from scipy import stats
 from scipy.integrate import quad
 
 import qbvi
+from qbvi.free.rules import FreeRules
+from qbvi.free.search import Search, SearchState
 from qbvi.free.symmetry import Group, Symmetry, is_equal, proposed
 from qbvi.model import Model
 
@@ -138,6 +140,12 @@ def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
     assert 70 < len(calls) <= whole.n_evals + 1
     assert resumed.evidence == whole.evidence
     assert resumed.record.notes == whole.record.notes
+
+
+def test_a_symmetry_stays_when_later_points_test_none():
+    search = Search(qbvi.Regression(), None, FreeRules(), symmetries=proposed(Model(qbvi.Normal(1, 5, shape=2))))
+    state = SearchState(None, None, (), np.empty((0, 2)), 0, 0, False, symmetries=(0,))
+    assert search._judged_symmetries(state, np.array([-3.0])).symmetries == (0,)
 
 
 @pytest.mark.soak

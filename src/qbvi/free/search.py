@@ -219,7 +219,8 @@ class Search:
         """Judge the symmetries by the log joints at the images, the last ones of y (n,)."""
         trials, last = state.trials, y[len(y) - len(state.trials) :]
         held = [trial for trial, value in zip(trials, last, strict=True) if is_equal(trial.y, value)]
-        state = state._replace(trials=(), symmetries=tuple(t.which for t in held if t.is_second))
+        confirmed = (trial.which for trial in held if trial.is_second)
+        state = state._replace(trials=(), symmetries=(*state.symmetries, *confirmed))
         again = [trial.which for trial in held if not trial.is_second]
         if again:
             return self._tested(state, again, is_second=True)
