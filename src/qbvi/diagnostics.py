@@ -104,7 +104,7 @@ def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[s
     if np.ptp(h) < _CONSTANT:
         return h, float("-inf"), ()
     if h.size < _FEWEST:
-        is_slight = h.var() / 2 < KHAT_NATS / 2  # then k-hat would not count
+        is_slight = h.var() < KHAT_NATS  # half of it is missing, and k-hat would not count
         return h, float("nan"), () if is_slight else (f"k-hat was not computed: {h.size} draws are too few",)
     ordered = np.sort(h)
     if ordered[-2] < ordered[-1] - _OUTWEIGHED:

@@ -578,7 +578,7 @@ class Run:
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
             made, is_cut = made + len(theta), len(theta) < size
-            drawn.append((theta, values) if is_kept else (theta[:0], _NO_VALUES))
+            drawn += [(theta, values)] if is_kept else []
             if not is_cut or (len(theta) and not self._is_partial):
                 h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
             if is_cut:

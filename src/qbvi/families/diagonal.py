@@ -103,16 +103,6 @@ class DiagonalGaussian(OneGaussian):
         second = 0.5 * (v**2 - 1 / s**2)
         return array_namespace(q, theta).concat([v - 2 * mu * second, second], axis=-1)
 
-    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        """`Gaussian.mean_score`, element-wise."""
-        w = weights / weights.shape[0]
-        return self._mean_score(q, theta, w, w)
-
-    def mirrored_mean_score(self, q: Array, theta: Array, weights: Array, mirrored: Array) -> Array:
-        """`Gaussian.mirrored_mean_score`, element-wise."""
-        n = 2 * weights.shape[0]
-        return self._mean_score(q, theta, (weights - mirrored) / n, (weights + mirrored) / n)
-
     def _mean_score(self, q: Array, theta: Array, odd: Array, even: Array) -> Array:
         xp = array_namespace(q, theta)
         mu, s = self._open(q)

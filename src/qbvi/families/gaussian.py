@@ -129,16 +129,6 @@ class Gaussian(OneGaussian):
         second = 0.5 * (v[:, :, None] * v[:, None, :] - K.T @ K)
         return xp.concat([first, pack_symmetric(second)], axis=-1)
 
-    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        """Mean score, from weighted moments of the whitened draws, without the (n, k) scores."""
-        w = weights / weights.shape[0]
-        return self._mean_score(q, theta, w, w)
-
-    def mirrored_mean_score(self, q: Array, theta: Array, weights: Array, mirrored: Array) -> Array:
-        """The linear part has the differences of the weights, the quadratic part their sums."""
-        n = 2 * weights.shape[0]
-        return self._mean_score(q, theta, (weights - mirrored) / n, (weights + mirrored) / n)
-
     def _mean_score(self, q: Array, theta: Array, odd: Array, even: Array) -> Array:
         r"""From moments with one weight for the linear part, and one for the quadratic.
 

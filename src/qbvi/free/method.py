@@ -562,7 +562,7 @@ class Free(Algorithm):
         at = group.images(state.theta)
         theta = self.cells.middle(at)
         y = np.repeat(state.y, len(group)) + self.cells.slope(theta) - self.cells.slope(at)
-        told = np.repeat(state.noise, len(group))
+        returned = np.repeat(state.noise, len(group))
         finite = np.flatnonzero(np.isfinite(y))
         _, first = np.unique(theta[finite], axis=0, return_index=True)
         rows = finite[np.sort(first)]
@@ -571,7 +571,7 @@ class Free(Algorithm):
             rows = np.sort(rows[np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
         implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
-        noise = np.maximum(told[rows], implied if implied.size else path.noise or 0.0)
+        noise = np.maximum(returned[rows], implied if implied.size else path.noise or 0.0)
         return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)]), rows
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:

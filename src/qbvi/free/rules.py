@@ -152,8 +152,8 @@ class SurveyRule:
     blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussians predict worst
-    # Standard deviations of the prior from its centre beyond which a mode is at an end of it: a
-    # tenth of a uniform prior.
+    # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
+    # eighth of a uniform prior.
     at_end: float = 1.2
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise
     # Median error of that prediction, likewise, below which the log joint is as good as quadratic.

@@ -39,7 +39,7 @@ class Survey(NamedTuple):
     ends: Floats  # (k, 2) log joints there
     n_spread: int  # how often points were spread
     is_spreading: bool  # whether points are to be spread next
-    across: Floats  # (k, d) points at opposite ends of the prior, to be evaluated next
+    across: Floats  # (k, d) opposite ends, and images that test symmetries: to be evaluated next
     is_over: bool
 
     @classmethod
@@ -67,7 +67,7 @@ class Survey(NamedTuple):
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
-        """Add the values of points over the prior, or at its opposite ends."""
+        """Add the values of points over the prior, or of those in ``across``."""
         n_spread = self.n_spread + self.is_spreading
         if self.n_spread:
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
