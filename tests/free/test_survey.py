@@ -1,6 +1,7 @@
 """The survey of the prior: silent where a function is log-concave, and a second hill is not missed."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from qbvi.free.survey import Survey, falls
 from qbvi.regression.look import PriorScale
 
 RULE = SurveyRule()
+FINE = replace(RULE, on_line=5)
 
 
 def surveyed(function, mode, cov, prior, seed=1):
@@ -40,8 +42,8 @@ def on_lines(lines, ends, top=0.0):
 def walked(lines, ends, along, top=0.0):
     """The starts of lines in one dimension from ``lines`` to a mode at zero, with values ``along`` them."""
     survey = on_lines(lines, ends, top)
-    theta = survey.ask(None, RULE, None)
-    done, starts = survey.walked(theta, np.array(along, dtype=float).ravel(), RULE)
+    theta = survey.ask(None, FINE, None)
+    done, starts = survey.walked(theta, np.array(along, dtype=float).ravel(), FINE)
     assert not done.is_due
     return starts[:, 0]
 
@@ -99,10 +101,11 @@ def aimed(y, predicted, modes=((0.0,),), tops=(0.0,)):
 
 
 def test_lines_lead_from_the_best_and_the_most_surprising_points():
-    survey = aimed([-9.0, -1.0, -7.0, -5.0, -np.inf, -6.0], [[-90, -10, -99, -25, -1, -40]])
-    # One line from the best point, which is not chosen again, and two from the most surprising others.
-    assert_allclose(survey.lines[:, 0, 0], [2, 3, 1])
-    assert_allclose(survey.ends[:, 0], [-1, -7, -9])
+    y = [-9.0, -1.0, -7.0, -5.0, -np.inf, -6.0, -8.0, -8.5, -8.9]
+    survey = aimed(y, [[-90, -10, -99, -25, -1, -40, -80, -70, -60]])
+    # One line from the best point, which is not chosen again, and five from the most surprising others.
+    assert_allclose(survey.lines[:, 0, 0], [2, 3, 1, 7, 8, 9])
+    assert_allclose(survey.ends[:, 0], [-1, -7, -9, -8, -8.5, -8.9])
     assert survey.is_due
 
 
@@ -110,6 +113,13 @@ def test_points_that_are_as_expected_need_no_line():
     # Lower than the Gaussian is no hill, nor is higher by less than a tenth of the depth and a nat.
     assert not len(aimed([-30.0, -100.0], [[-20, -109.0]]).lines)
     assert len(aimed([-30.0, -97.0], [[-20, -109.0]]).lines)
+
+
+def test_lines_lead_from_any_points_if_most_are_not_as_expected():
+    # All points are lower than expected, which alone is no reason for a line ...
+    assert not len(aimed([-30.0, -40.0, -50.0], [[-25, -39, -41.0]]).lines)
+    # ... but an expectation that is wrong by more than half of the depth says nothing.
+    assert_allclose(aimed([-90.0, -40.0, -50.0], [[-25, -19, -21.0]]).lines[:, 0, 0], [2, 3, 1])
 
 
 def test_more_points_are_spread_once_if_all_are_as_expected():
@@ -121,7 +131,7 @@ def test_more_points_are_spread_once_if_all_are_as_expected():
     assert len(survey.theta) == len(survey.y) == len(survey.is_used) == 2 + len(more)
     again = survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 2 + len(more)), -50.0), RULE)
     assert len(again.lines)  # the first two points are 20 above and 50 below that
-    assert survey.aimed(np.zeros((1, 1)), np.zeros(1), np.zeros((1, 2 + len(more))), RULE).is_over
+    assert survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 2 + len(more)), -34.0), RULE).is_over
 
 
 def test_a_line_leads_to_the_mode_that_predicts_most():
@@ -131,16 +141,17 @@ def test_a_line_leads_to_the_mode_that_predicts_most():
 
 
 def test_no_second_line_leads_from_the_same_point():
-    survey = aimed([-5.0, -5.0, -5.0, -5.0], [[-50, -50, -50, -50]])
-    again = survey.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE)
-    assert_allclose(again.lines[:, 0, 0], [4])
-    assert not len(again.aimed(np.zeros((1, 1)), np.zeros(1), np.full((1, 4), -50.0), RULE).lines)
+    n = RULE.best + RULE.surprising + 1
+    survey, expected = aimed([-5.0] * n, [[-50] * n]), np.full((1, n), -50.0)
+    again = survey.aimed(np.zeros((1, 1)), np.zeros(1), expected, RULE)
+    assert_allclose(again.lines[:, 0, 0], [n])
+    assert not len(again.aimed(np.zeros((1, 1)), np.zeros(1), expected, RULE).lines)
 
 
 def test_lines_lead_from_the_points_to_the_mode():
     lines = np.array([[[7.0, 2.0], [1.0, 2.0]], [[1.0, -4.0], [1.0, 2.0]]])
     survey = Survey.begin(np.zeros(2))._replace(y=np.zeros(1), lines=lines, ends=np.zeros((2, 2)), is_spreading=False)
-    got = survey.ask(None, RULE, None)
+    got = survey.ask(None, FINE, None)
     assert_allclose(got, [[6, 2], [5, 2], [4, 2], [3, 2], [2, 2], [1, -3], [1, -2], [1, -1], [1, 0], [1, 1]])
 
 
@@ -194,8 +205,13 @@ def test_a_prior_without_a_finite_value_ends_the_survey():
 
 
 def test_the_best_start_comes_first():
-    valley = np.full((3, RULE.on_line), -50.0)
+    valley = np.full((3, FINE.on_line), -50.0)
     assert_allclose(walked([1.0, 2.0, 3.0], [-9.0, -1.0, -5.0], valley), [2.0, 3.0, 1.0])
+
+
+def test_a_start_beyond_a_valley_comes_before_a_better_one_at_a_bend():
+    bend, valley = [-16, -14, -12, -2, -1], [-40, -60, -50, -9, -1]
+    assert_allclose(walked([6.0, 12.0], [-26.0, -30.0], [bend, valley]), [12.0, 4.0])
 
 
 def test_more_points_are_spread_each_time_while_the_likelihood_is_zero(rng):

@@ -151,7 +151,7 @@ class SurveyRule:
     # time: 600 points in two dimensions before the fit gives up.
     blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
-    surprising: int = 2  # ... and from those that the Gaussians predict worst
+    surprising: int = 5  # ... and from those that exceed most what the Gaussians predict
     # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
     # eighth of a uniform prior.
     at_end: float = 1.2
@@ -160,16 +160,26 @@ class SurveyRule:
     # A point that exceeds it by so many times this error is then on another hill.
     exact: float = 0.005
     unusual: float = 10.0
-    on_line: int = 5  # points on each line
+    poor: float = 0.5  # median error, likewise, above which lines lead from any points
+    # Points on each line. More lines find more than more points on each: a valley or a hill that a
+    # line crosses is wide, if the line is long.
+    on_line: int = 3
     unprobed: int = 3  # iterations of a new path, after which each one draws a line to the mode ...
     on_probe: int = 3  # ... with so many points on it: it is given up if there is no valley
     valley: float = 1.0  # nats by which the log joint must fall, or bend upward, along a line ...
     shallow: float = 0.05  # ... and part of the nats from there to the mode, or of its rise
-    hurry: int = 15  # evaluations, likewise, after which the first path may look at the prior
-    patience: int = 30  # evaluations, for each dimension and one more, that a new start may take
-    most_modes: int = 4
+    behind: int = 6  # evaluations, likewise, after which a path far below the best point moves there
+    hurry: int = 30  # evaluations, likewise, after which the first path may look at the prior
+    patience: int = 30  # evaluations, likewise, that a new start may take ...
+    # ... and steps, each with the predicted gain of the last one, that must lead it to a mode that
+    # matters. If steps are limited, gains grow so many times, as the limit may.
+    steps: float = 5.0
+    growth: float = 3.0
+    most_modes: int = 4  # that matter ...
+    most_paths: int = 8  # ... and starts that may be tried for them
     apart: float = 3.0  # standard deviations between the means of two modes
     worth: float = 10.0  # nats below the best bound within which another mode matters
+    noisy: float = 5.0  # standard deviations of the noise that a better point must be better, too
 
     def size(self, d: int) -> int:
         """Points spread over the prior: an even number, half from each of two Sobol sequences."""

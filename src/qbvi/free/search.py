@@ -68,6 +68,10 @@ class SearchState(NamedTuple):
     is_over: bool
     trials: tuple[Trial, ...] = ()  # of the last points that the survey evaluates next
     symmetries: tuple[int, ...] = ()  # numbers of those that the log joint has
+    best: Floats = np.empty(0)  # (d,) the best point of all; empty before the first iteration ...
+    best_y: float = -math.inf  # ... and its log joint
+    tried: float = -math.inf  # log joint of the last best point at which a path began
+    n_further: int = 0  # paths after the first mode
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Search:
         self, family: Any, eta: Array, state: SearchState, theta: Array, values: Values
     ) -> tuple[SearchState, Info]:
         """Make one iteration of the path, or one round of the survey."""
+        state = _with_best(state, np.asarray(theta), finite_or_zero(values))
         if _is_surveying(state):
             bound = state.modes[0].bound if state.modes else math.nan
             info = Info(np.float64(bound), np.empty(0), math.inf, math.nan, 0.0, True, True)
@@ -127,7 +132,10 @@ class Search:
         values = Values(*(None if part is None else part[:n] for part in values))
         path, info = self._path(state).tell(family, eta, state.path, theta[:n], values)
         before, state = state, state._replace(path=path, n_path=state.n_path + len(probed) + n)
-        if len(probed) and self._is_captured(family, before, probed):
+        is_late = state.n_path > self.rules.survey.behind * (family.dim + 1)
+        if is_late and self._is_better_elsewhere(state, float(np.max(path.store.y, initial=-math.inf))):
+            return self._begin(family, state, state.best), info
+        if len(probed) and self._is_captured(family, before, probed, float(info.bound)):
             return self._next(family, state._replace(starts=state.starts[:0])), info
         return self._judged(family, state, values, info), info
 
@@ -176,8 +184,11 @@ class Search:
             mode = Mode(*moments, float(info.bound), gain, top, state.n_path)
             state = state._replace(starts=state.starts[:0])
             return self._next(family, self._with(state, mode) if self._is_new(mode, state.modes) else state)
-        is_lost = bool(state.modes) and self._is_hopeless(family, state)
-        return self._next(family, state._replace(starts=state.starts[:0])) if is_lost else state
+        if not state.modes or not self._is_hopeless(family, state, float(info.bound)):
+            return state
+        # The other starts may lead elsewhere. With several modes, their lines have led to one.
+        is_single = len(state.modes) == len(self.group(state))
+        return self._next(family, state if is_single else state._replace(starts=state.starts[:0]))
 
     def _with(self, state: SearchState, mode: Mode) -> SearchState:
         """Add a new mode and its copies; the next points are opposite to it, or test symmetries."""
@@ -202,8 +213,10 @@ class Search:
         return modes
 
     def _is_new(self, mode: Mode, modes: tuple[Mode, ...]) -> bool:
-        near = self.rules.survey.apart**2
-        return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in modes)
+        """Whether a mode is apart from all others, or clearly better than those near to it."""
+        near, least = self.rules.survey.apart**2, mode.bound - self.rules.survey.valley
+        others = [other for other in modes if other.bound > least]
+        return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in others)
 
     def _tested(self, state: SearchState, which: Sequence[int], *, is_second: bool) -> SearchState:
         """Evaluate next the images of the best or the second best point under some symmetries."""
@@ -226,14 +239,20 @@ class Search:
             return self._tested(state, again, is_second=True)
         return state._replace(modes=self._copied(self.group(state), state.modes)) if held else state
 
-    def _is_hopeless(self, family: Any, state: SearchState) -> bool:
-        """Whether a further path takes long, or its steps are short far below the best mode."""
+    def _is_hopeless(self, family: Any, state: SearchState, bound: float) -> bool:
+        """Whether a further path will not lead to a mode that matters.
+
+        That is, it takes long, or it is so far below the best mode that even several steps like the
+        last one do not lead there.
+        """
         rule, path = self.rules.survey, state.path
         best, top = max(mode.top for mode in state.modes), float(np.max(path.store.y, initial=-math.inf))
         is_long = state.n_path > rule.patience * (family.dim + 1) and top < best + rule.valley
-        short = self.rules.rounds.short_limited if path.n_limited else self.rules.rounds.short
-        is_short = path.last_step is not None and path.last_step.kl < short
-        return is_long or (is_short and top < best - rule.worth)
+        if path.last_step is None or len(path.store.past) < rule.unprobed:
+            return is_long
+        growth = rule.growth if path.n_limited else 1.0
+        hope = bound + rule.steps * growth * path.last_step.gain
+        return is_long or hope < max(mode.bound for mode in state.modes) - rule.worth
 
     def _probe(self, family: Any, state: SearchState) -> Floats:
         """Points on the line from a further path to the nearest mode (n, d)."""
@@ -244,13 +263,16 @@ class Search:
         mean = np.asarray(family.mean(state.path.q))
         return line(mean, self._nearest(state, mean).mean, rule.on_probe)
 
-    def _is_captured(self, family: Any, state: SearchState, probed: Floats) -> bool:
+    def _is_captured(self, family: Any, state: SearchState, probed: Floats, bound: float) -> bool:
         """Whether a further path is at a mode, or the log joint rises all the way to it.
 
-        The first of the ``probed`` values is that at the mean of the path.
+        The first of the ``probed`` values is that at the mean of the path. A path with a higher
+        bound than that of the mode is not captured: the mode is no maximum, or another one.
         """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
+        if bound > mode.bound + rule.valley:
+            return False
         assert state.survey is not None
         here, there = (self._expected(state, theta) for theta in (state.survey.theta, mean[None]))
         if state.survey.is_above(probed[:1], there, here, rule)[0]:
@@ -278,23 +300,23 @@ class Search:
             return self._aimed(family, self._judged_symmetries(state, y) if is_across else state)
         if np.isfinite(state.path.store.y).any():
             return state
-        if not np.isfinite(np.max(y)):
+        if not math.isfinite(state.best_y):
             return state._replace(survey=survey.blind())
-        start = self._start(family, theta[int(np.argmax(y))])
-        return state._replace(path=self.method.init(family, start))
+        return self._begin(family, state, state.best)
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
-        survey = state.survey
-        if survey is None or len(state.modes) >= self.rules.survey.most_modes * len(self.group(state)):
+        survey, rule = state.survey, self.rules.survey
+        is_full = len(self.worthy(state)) >= rule.most_modes * len(self.group(state))
+        if survey is None or is_full or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
+        is_aimed = state.n_aimed == len(state.modes)
+        if is_aimed and self._is_better_elsewhere(state, max(mode.peak for mode in state.modes)):
+            return self._begin(family, state, state.best)
         if len(state.starts):
-            path = self.method.init(family, self._start(family, state.starts[0]))._replace(
-                noise=state.path.noise, most_noise=state.path.most_noise, repeats=state.path.repeats
-            )
-            return state._replace(path=path, starts=state.starts[1:], n_path=0)
-        if state.n_aimed == len(state.modes):
-            survey = survey.ended(len(state.modes) // len(self.group(state)), self.rules.survey)
+            return self._begin(family, state._replace(starts=state.starts[1:]), state.starts[0])
+        if is_aimed:
+            survey = survey.ended(len(state.modes) // len(self.group(state)), rule)
             return state._replace(survey=survey, is_over=survey.is_over)
         return self._aimed(family, state)
 
@@ -312,11 +334,39 @@ class Search:
         survey = survey.aimed(means, tops, predicted, self.rules.survey)
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
 
+    def _is_better_elsewhere(self, state: SearchState, here: float) -> bool:
+        """Whether the best point of all is well above the log joint ``here``, and at no mode.
+
+        If so, it refutes what was found, and a path should begin there, but only once.
+        """
+        rule, noise = self.rules.survey, math.sqrt(state.path.most_noise)
+        if not state.best_y > max(here + rule.worth, state.tried + rule.valley) + rule.noisy * noise:
+            return False
+        near = rule.apart**2 * len(state.best)
+        is_apart = all(float(mode.square(state.best[None])[0]) > near for mode in state.modes)
+        return is_apart and self.prior is not None
+
+    def _begin(self, family: Any, state: SearchState, point: Floats) -> SearchState:
+        """Begin a path at a point (d,)."""
+        path = self.method.init(family, self._start(family, point))._replace(
+            noise=state.path.noise, most_noise=state.path.most_noise, repeats=state.path.repeats
+        )
+        state = state._replace(tried=state.best_y) if point is state.best else state
+        if not state.modes:  # still the first path: the evaluations before count
+            return state._replace(path=path)
+        return state._replace(path=path, n_path=0, n_further=state.n_further + 1)
+
     def _start(self, family: Any, point: Floats) -> Array:
         """A narrow Gaussian around a point (d,)."""
         assert self.prior is not None
         scale = np.asarray(self.prior.scale)
         return family.start(point, self.cells.start_scale(point, self.method.start_scale(scale), scale))
+
+
+def _with_best(state: SearchState, theta: Floats, y: Floats) -> SearchState:
+    """The state that knows the best of its points so far, and of new ones (n, d)."""
+    row = int(np.argmax(y))
+    return state._replace(best=theta[row], best_y=float(y[row])) if y[row] > state.best_y else state
 
 
 def _is_surveying(state: SearchState) -> bool:

@@ -2,12 +2,14 @@
 
 A few points are spread over the prior when the search begins. When a mode is found, straight
 lines lead to it from some of them: from the best one, and from those where the log joint is highest
-above what the Gaussians around the known modes predict. If the log joint falls on the way to the
-mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
-starts again there. A log-concave function never does so. If that leads to a new mode, more lines
-follow. If all points are as predicted, no line is needed, and more points are spread instead. More
-points are spread also before the survey ends, if there are several modes: there may be more.
-If the Gaussians are right about nearly all points, the others are on other hills without more ado.
+above what the Gaussians around the known modes predict. If these predict most points badly, any
+point may be chosen. If the log joint falls on the way to the mode before it rises, or bends upward,
+there may be another hill, and the search for a Gaussian starts again there. A log-concave function
+never does so. If that leads to a new mode, more lines follow.
+
+If all points are as predicted, no line is needed, and more points are spread instead. More points
+are spread also before the survey ends, if there are several modes: there may be more. If the
+Gaussians are right about nearly all points, the others are on other hills without more ado.
 
 A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
 an angle, or another one that is periodic.
@@ -112,11 +114,16 @@ class Survey(NamedTuple):
         of them, far ones too, the log joint is as good as quadratic, and a value well above what is
         expected is on another hill. Otherwise that is not known.
         """
-        top, finite = np.max(here, initial=-np.inf), np.isfinite(self.y)
-        errors = np.abs(self.y - here)[finite] / (1 + top - here[finite])
-        usual = float(np.median(errors)) if errors.size else np.inf
+        top = np.max(here, initial=-np.inf)
+        usual = self._error(here, top)
         limit = rule.valley + rule.unusual * usual * (top - expected)
         return np.isfinite(y) & (y - expected > limit) & (usual < rule.exact)
+
+    def _error(self, expected: Floats, top: float) -> float:
+        """Median error of what is expected of the points (n,), relative to their depth."""
+        finite = np.isfinite(self.y)
+        errors = np.abs(self.y - expected)[finite] / (1 + top - expected[finite])
+        return float(np.median(errors)) if errors.size else np.inf
 
     def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
         """Choose lines to the modes (m, d), with log joints ``tops`` (m,).
@@ -124,9 +131,10 @@ class Survey(NamedTuple):
         ``predicted`` is what the Gaussian around each mode says of each point: (m, n). If all
         points are as predicted, more points are due.
         """
-        nearest, expected = np.argmax(predicted, axis=0), np.max(predicted, axis=0)
-        surprise = self.y - expected - rule.valley - rule.inexact * (np.max(tops) - expected)
-        free = np.flatnonzero(~self.is_used & (surprise > 0))
+        nearest, expected, top = np.argmax(predicted, axis=0), np.max(predicted, axis=0), np.max(tops)
+        surprise = self.y - expected - rule.valley - rule.inexact * (top - expected)
+        # Gaussians that predict most points badly cannot say which of them are as they should be.
+        free = np.flatnonzero(~self.is_used & ((surprise > 0) | (self._error(expected, top) > rule.poor)))
         best = free[np.argsort(-self.y[free], kind="stable")[: rule.best]]
         others = free[np.argsort(-surprise[free], kind="stable")]
         chosen = np.array([*best, *[i for i in others if i not in best][: rule.surprising]], dtype=int)
@@ -142,17 +150,21 @@ class Survey(NamedTuple):
         )
 
     def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
-        """Judge the values along the lines: points on other hills (m, d), the best one first."""
+        """Judge the values along the lines: points that may be on other hills (m, d).
+
+        Those beyond a valley come first, then those where the log joint bends upward. Of each kind
+        the best one comes first.
+        """
         k, d = len(self.lines), theta.shape[1]
         along = np.column_stack([self.ends[:, 0], y.reshape(k, -1), self.ends[:, 1]])
         places = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
         hills = [
-            (values[j], where[j])
+            (not len(falls(values, rule)), -values[j], where[j])
             for values, where in zip(along, places, strict=True)
             if (j := _hill(values, rule)) >= 0
         ]
-        hills.sort(key=lambda hill: -hill[0])
-        starts = np.array([where for _, where in hills]).reshape(-1, d)
+        hills.sort(key=lambda hill: hill[:2])
+        starts = np.array([where for *_, where in hills]).reshape(-1, d)
         return self._replace(lines=self.lines[:0], ends=self.ends[:0]), starts
 
 

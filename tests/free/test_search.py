@@ -1,0 +1,142 @@
+"""The search for modes: a better point refutes a mode, and starts that lead nowhere are given up early."""
+
+import math
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import qbvi
+from qbvi.families import Gaussian
+from qbvi.free.rules import FreeRules
+from qbvi.free.search import Mode, Search
+from qbvi.free.survey import Survey
+from qbvi.protocol import Values
+from qbvi.regression.gaussian import Regression
+from qbvi.regression.look import PriorScale
+
+FAMILY, RULES = Gaussian(2), FreeRules()
+RULE = RULES.survey
+SEARCH = Search(Regression(tol=0.05), PriorScale((0.0, 0.0), (10.0, 10.0), (False, False)), RULES)
+
+
+def mode(x, bound=0.0, sd=1.0):
+    """A mode at (x, 0)."""
+    peak = bound - math.log(2 * math.pi * sd**2)
+    return Mode(np.array([x, 0.0]), sd**2 * np.eye(2), bound, 0.0, peak, 20)
+
+
+def begun(*modes, best=(0.0, 0.0), best_y=-math.inf):
+    """A search that has found these modes, and whose best point is ``best``."""
+    state = SEARCH.init(FAMILY, FAMILY.start(np.zeros(2), np.ones(2)))
+    return state._replace(modes=modes, n_aimed=len(modes), best=np.array(best), best_y=best_y)
+
+
+def iterated(state, function, rng):
+    """The state after one iteration, and its number of evaluations."""
+    theta = np.asarray(SEARCH.ask(FAMILY, state, rng))
+    y = function(theta)
+    values = Values(y, y, np.ones(len(y), dtype=bool), np.zeros(len(y)))
+    return SEARCH.tell(FAMILY, state.path.q, state, theta, values)[0], len(y)
+
+
+def searched(function, seed):
+    """The state of a search for modes of a function of points (n, 2) when it is over."""
+    rng, state = np.random.default_rng(seed), begun()
+    while not state.is_over:
+        state, _ = iterated(state, function, rng)
+    return state
+
+
+def test_a_much_better_point_apart_from_all_modes_refutes_them():
+    here = mode(0.0, bound=-50.0)
+    far = begun(here, best=(9.0, 0.0), best_y=here.peak + RULE.worth + 0.1)
+    assert SEARCH._is_better_elsewhere(far, here.peak)
+    assert not SEARCH._is_better_elsewhere(far._replace(best_y=here.peak + RULE.worth - 0.1), here.peak)
+    assert not SEARCH._is_better_elsewhere(far._replace(best=np.array([2.0, 0.0])), here.peak)
+
+
+def test_a_path_begins_once_at_the_point_that_refutes():
+    here = mode(0.0, bound=-50.0)
+    state = SEARCH._next(FAMILY, begun(here, best=(9.0, 0.0), best_y=0.0)._replace(survey=surveyed()))
+    assert_allclose(FAMILY.mean(state.path.q), [9, 0])
+    assert not SEARCH._is_better_elsewhere(state, here.peak)
+
+
+def surveyed():
+    """A survey with points that are all used."""
+    theta = np.zeros((4, 2))
+    return Survey.begin(np.zeros(2)).drawn(theta, np.zeros(4))._replace(is_used=np.ones(4, dtype=bool))
+
+
+def test_noise_alone_refutes_nothing():
+    state = begun(mode(0.0), best=(9.0, 0.0), best_y=RULE.worth + 4.0)
+    assert SEARCH._is_better_elsewhere(state, 0.0)
+    noisy = state._replace(path=state.path._replace(noise=1.0, most_noise=1.0))
+    assert not SEARCH._is_better_elsewhere(noisy, 0.0)
+
+
+def test_a_better_mode_inside_a_wide_one_is_new():
+    wide = mode(0.0, sd=5.0)
+    assert not SEARCH._is_new(mode(3.0, bound=0.5 * RULE.valley), (wide,))
+    assert SEARCH._is_new(mode(3.0, bound=2 * RULE.valley), (wide,))
+    assert SEARCH._is_new(mode(40.0), (wide,))
+
+
+def test_a_path_with_a_higher_bound_than_the_mode_is_not_captured():
+    state = begun(mode(0.0, sd=5.0))._replace(survey=surveyed())
+    rising = np.array([-9.0, -6.0, -4.0, -3.5])
+    assert SEARCH._is_captured(FAMILY, state, rising, bound=-5.0)
+    assert not SEARCH._is_captured(FAMILY, state, rising, bound=2 * RULE.valley)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_first_path_moves_to_a_survey_point_that_is_far_better(seed):
+    """The start is in a crater with a curved side mode, thousands of nats below a wide hill."""
+
+    def crater_and_hill(theta):
+        a, b = theta[:, 0] + 2, theta[:, 1] + 4
+        crater = -5000 - 0.5 * (a**2 + 9 * (b - a**2) ** 2)
+        hill = -0.5 * np.sum((theta - [12.0, -9.0]) ** 2, axis=1)
+        return np.where(np.sum(theta**2, axis=1) < 36, crater, hill)
+
+    first = searched(crater_and_hill, seed).modes[0]
+    assert_allclose(first.mean, [12, -9], atol=0.1)
+
+
+def test_a_path_that_cannot_reach_the_best_mode_is_given_up_early():
+    """A path on a curved hill, 2,000 nats below the main one, ends long before it is at the top."""
+
+    def curved(theta):
+        a, b = theta[:, 0] - 60, theta[:, 1]
+        return -2000 - 0.5 * (a**2 + 9 * (b - a**2) ** 2)
+
+    main, rng, n_evals = mode(0.0), np.random.default_rng(2), 0
+    state = SEARCH._begin(FAMILY, begun(main)._replace(survey=surveyed()), np.array([64.0, 4.0]))
+    while not state.is_over and not state.survey.is_due:
+        state, n = iterated(state, curved, rng)
+        n_evals += n
+    assert len(state.modes) == 1
+    assert n_evals < 0.5 * RULE.patience * (FAMILY.dim + 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [5, 12, 30])
+def test_a_line_with_underestimated_errors_ends_in_the_main_mode(seed):
+    """With wide priors there are side modes, 60 to 140 nats down, where the scatter is all noise."""
+    rng = np.random.default_rng(7)
+    x = np.sort(10 * rng.random(40))
+    sd = 0.1 + 0.4 * rng.random(40)
+    line = 4.2 - 0.9 * x
+    y = line + np.abs(0.5 * line) * rng.standard_normal(40) + sd * rng.standard_normal(40)
+
+    def loglike(theta):
+        slope, intercept, log_f = theta
+        model = slope * x + intercept
+        variance = sd**2 + model**2 * np.exp(2 * log_f)
+        return -0.5 * np.sum((y - model) ** 2 / variance + np.log(2 * np.pi * variance))
+
+    fit = qbvi.fit(loglike, [(-5, 0.5), (0, 10), (-10, 1)], seed=seed)
+    assert fit.converged
+    # Importance sampling with a million draws of a Student-t around the mode; its error is 0.001.
+    assert abs(fit.evidence + 56.432) < 3 * fit.evidence_se + 0.05
