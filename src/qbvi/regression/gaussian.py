@@ -20,6 +20,7 @@ from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by
 from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
+from qbvi.regression.structure import Structure
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
 
 __all__ = ["Regression", "longest_step"]
@@ -34,6 +35,7 @@ class _Answer(Answer):
     regression: HermiteRegression
     surrogate: Surrogate
     is_credible: bool = True  # whether the bound agrees with the plain mean of the newest draws
+    structure: Structure | None = None  # which parameters interact, as far as was found out
 
 
 @dataclass(frozen=True)
@@ -190,13 +192,15 @@ class Regression(RegressionMethod):
             misfit=1.0,
             n_effective=0.0,
             n_before=len(state.store.past),
+            structure=None,
         )
 
-    def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
+    def _moved(self, state: RegressionState, answer: _Answer, move: Move) -> RegressionState:
         """The state after a step, which remembers whether the log joint may be log-concave."""
         state = super()._moved(state, answer, move)
         n_limited = state.n_limited + 1 if move.is_restricted else 0
-        return state._replace(is_concave=state.is_concave and not move.is_upward, n_limited=n_limited)
+        is_concave = state.is_concave and not move.is_upward
+        return state._replace(is_concave=is_concave, n_limited=n_limited, structure=answer.structure)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -217,6 +221,7 @@ class Regression(RegressionMethod):
             n_effective=found.n_effective,
             regression=found.regression,
             surrogate=surrogate,
+            structure=found.structure,
         )
 
     def _curvature(self, family: GaussianFamily, state: RegressionState) -> Floats:
@@ -277,7 +282,7 @@ class Regression(RegressionMethod):
         gap = margin * max(rule.curvature * cost.precision, white) + rest
         # Before the fit ends, check that the gap is small for the largest plausible variance of C.
         if gap < self.tolerance(state):
-            bold = answer.regression.posterior(answer.regression.boldest(answer.variances), family)
+            bold = answer.regression.boldest_posterior(answer.variances, family)
             gap = max(gap, margin * self._cost_of_error(bold).precision + rest)
         return gap
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.families.base import Family
+from qbvi.families.base import Family, GaussianFamily
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.look import PriorLook
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import LastStep, Rules
 from qbvi.regression.store import Chosen, Store
+from qbvi.regression.structure import Frame, Structure, StructuredRegression, find_structure
 from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
 
 __all__ = ["Regressed", "RegressionState", "regress"]
@@ -42,6 +43,7 @@ class RegressionState(NamedTuple):
     repeats: Repeats | None = None  # points that were evaluated twice
     most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
+    structure: Structure | None = None  # which parameters interact, as far as was found out
 
 
 class Regressed(NamedTuple):
@@ -52,6 +54,7 @@ class Regressed(NamedTuple):
     rows: NDArray[np.int64]  # (n,) of the store
     weights: Floats  # (n,) density of q over that of the past draws, at most one
     pair: NDArray[np.int64]  # (m,) number of the mirror pair of each point held out
+    structure: Structure | None = None  # of the regression, if it has one
 
     @property
     def n_effective(self) -> float:
@@ -73,9 +76,51 @@ def regress(
     pair = rows[-m:] // 2
     x = chosen.x[order]
     points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
-    regression = HermiteRegression(points, None if free is None else free(x), rules.search)
+    rest = rows, chosen.weights[order], pair
+    if free is not None or not isinstance(family, GaussianFamily):
+        regression = HermiteRegression(points, None if free is None else free(x), rules.search)
+        variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
+        return Regressed(regression, variances, *rest)
+    frame, structure = Frame.of(family, state.q), state.structure
+    if rules.structure.is_due(len(store.y), family.dim, 0 if structure is None else structure.n):
+        return _compared(points, frame, state, rules, rest)
+    if structure is not None and structure.is_used:
+        with_it = StructuredRegression(_near(points, rules), frame, structure, rules.search)
+        return Regressed(with_it, structure.variances, *rest, structure)
+    regression = HermiteRegression(points, None, rules.search)
     variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
-    return Regressed(regression, variances, rows, chosen.weights[order], pair)
+    return Regressed(regression, variances, *rest, structure)
+
+
+def _compared(points: Sample, frame: Frame, state: RegressionState, rules: Rules, rest: Any) -> Regressed:
+    """Look for a structure, and use it if it predicts the left-out points better than a dense prior."""
+    rule, old = rules.structure, state.structure
+    near = _near(points, rules)
+    most = slice(-rule.most(points.z.shape[1]), None)
+    structure = find_structure(near.z[most], near.h[most], near.growth[most], frame, rule)
+    dense = HermiteRegression(points, None, rules.search)
+    was_used = old is not None and old.is_used
+    variances = dense.search(Variances() if was_used else state.variances, rules.search.plan(len(points.h), 0))
+    with_it = StructuredRegression(near, frame, structure, rules.search)
+    gain = dense.misfit(variances) - with_it.misfit(structure.variances)
+    is_used = gain > (-rule.loss if was_used else rule.gain * points.z.shape[1])
+    structure = structure._replace(n=len(state.store.y), is_used=is_used)
+    if is_used:
+        return Regressed(with_it, structure.variances, *rest, structure)
+    return Regressed(dense, variances, *rest, structure)
+
+
+def _near(points: Sample, rules: Rules) -> Sample:
+    """The points near q, and those held out: few coefficients are to be found, so few points do.
+
+    Far away, terms of higher degree are large, and a prior that allows few of them is wrong there.
+    """
+    n, d = points.z.shape
+    rule, is_near = rules.structure, np.zeros(n, dtype=bool)
+    n_near = max(int(np.sum(points.growth <= rule.near)), rule.fewest_near * d)
+    is_near[np.argsort(points.growth, kind="stable")[:n_near]] = True
+    is_near[n - len(points.pair) :] = True
+    return points._replace(z=points.z[is_near], h=points.h[is_near], growth=points.growth[is_near])
 
 
 def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules) -> Floats:

@@ -31,6 +31,7 @@ __all__ = [
     "Retreat",
     "Rules",
     "SearchPlan",
+    "StructureRule",
     "Thinning",
     "TrustRegion",
     "VarianceSearch",
@@ -481,6 +482,35 @@ class VarianceSearch:
 
 
 @dataclass(frozen=True)
+class StructureRule:
+    """When the method looks for parameters that do not interact, and when it relies on that."""
+
+    fewest: int = 13  # dimensions: below, a dense quadratic takes few evaluations
+    points: int = 4  # points for each dimension before the first search ...
+    growth: float = 1.3  # ... and the factor by which they grow before the next
+    fewest_points: int = 600  # that a search uses at most, or ...
+    most_points: int = 6  # ... so many for each dimension, if that is more
+    near: float = 10.0  # largest relative variance of a point that takes part ...
+    fewest_near: int = 6  # ... unless there are fewer of them for each dimension
+    iterations: int = 14  # of a search
+    first: int = 5  # iterations before the hubs are used ...
+    every: int = 4  # ... and until they are chosen again
+    hub: float = 0.01  # least variance of a hub, relative to that of the largest
+    # Gain in deviance that the structure must bring for each dimension, as each has a variance ...
+    gain: float = 2.0
+    # ... and loss that ends the use of a structure: two standard deviations, as for variances.
+    loss: float = 4.0
+
+    def is_due(self, n: int, d: int, before: int) -> bool:
+        """Whether to search with n points so far, if the last search had ``before``."""
+        return d >= self.fewest and n >= max(self.points * d, self.growth * before)
+
+    def most(self, d: int) -> int:
+        """Points that a search uses at most."""
+        return max(self.fewest_points, self.most_points * d)
+
+
+@dataclass(frozen=True)
 class LookRule:
     """When the method looks at the whole prior for a better start, and how long.
 
@@ -549,6 +579,7 @@ class Rules:
     weighting: Weighting = field(default_factory=Weighting)
     thinning: Thinning = field(default_factory=Thinning)
     search: VarianceSearch = field(default_factory=VarianceSearch)
+    structure: StructureRule = field(default_factory=StructureRule)
     effort: Effort = field(default_factory=Effort)
     noise: NoiseCheck = field(default_factory=NoiseCheck)
     holdout: Holdout = field(default_factory=Holdout)

@@ -24,7 +24,7 @@ import scipy
 from numpy.typing import NDArray
 
 from qbvi.families.base import GaussianFamily
-from qbvi.regression.hermite import free_features, kernels
+from qbvi.regression.hermite import Kernels, free_features, kernels
 from qbvi.regression.rules import SearchPlan, VarianceSearch
 
 __all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
@@ -108,10 +108,9 @@ class HermiteRegression:
         self.points = points._replace(h=points.h - self._centre)
         self._equal = features is not None  # the coordinates of a product of families are not normal
         self._triangle = [
-            (at, kernels(points.z[at : at + _ROWS], points.z[at:], equal=self._equal))
-            for at in range(0, len(points.z), _ROWS)
+            (at, self._kernels(slice(at, at + _ROWS), slice(at, None))) for at in range(0, len(points.z), _ROWS)
         ]
-        self._features = free_features(points.z) if features is None else features
+        self._features = self._free_features(points.z) if features is None else features
         # Given features may be linearly dependent: a discrete parameter may have one value so far.
         self._kept = slice(None) if features is None else _independent(features)
         self._features = self._features[:, self._kept]
@@ -120,6 +119,14 @@ class HermiteRegression:
             # In one dimension the squared radius is all of degree two. It has no prior, so the
             # prior variance of degree two has no effect and is fixed.
             self._bounds[1, 1] = self._bounds[1, 0]
+
+    def _kernels(self, rows: slice, columns: slice) -> Kernels:
+        """Prior covariances between some of the points and others."""
+        return kernels(self.points.z[rows], self.points.z[columns], equal=self._equal)
+
+    def _free_features(self, z: Floats) -> Floats:
+        features: Floats = free_features(z)
+        return features
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
@@ -152,6 +159,10 @@ class HermiteRegression:
                 break
             bold = trial
         return bold
+
+    def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
+        """The posterior with the variance of `boldest`."""
+        return self.posterior(self.boldest(variances), family)
 
     def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` decides which of degree two count."""
@@ -230,6 +241,10 @@ class HermiteRegression:
     def _workspace(self) -> Floats:
         n = len(self.points.h)
         return np.empty((n, n))
+
+    def misfit(self, variances: Variances) -> float:
+        """Minus twice the log predictive density of the left-out pairs."""
+        return self._misfit(variances, self._workspace())
 
     def _misfit(self, variances: Variances, workspace: Floats) -> float:
         """Minus twice the log predictive density of the left-out pairs."""

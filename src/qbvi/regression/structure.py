@@ -1,0 +1,365 @@
+r"""A prior for log joints in which most parameters do not interact.
+
+A dense quadratic has d (d + 1) / 2 coefficients. In a hierarchical model nearly all of them are
+zero: a few *hubs* (a mean, scales, slopes) interact with all parameters, and the effects of the
+groups interact with hubs only. The prior of this file learns which parameters are hubs, from d
+variances. So the number of evaluations grows as d, not as its square.
+
+*Coordinates.* In the whitened coordinates z of q, the zeros are not visible: z mixes all
+parameters. They are visible in :math:`t = (\theta - \mu) / \mathrm{sd}`, whatever the correlations
+of q are, but only in the log joint. The residual h also has the quadratic of log q, and an error of
+q is dense. So this regression is one of the log joint:
+
+.. math:: h(z) - \tfrac12 (|z|^2 - d) = a + b'z + \tfrac12 (t'Wt - \mathrm{tr}\, W\rho)
+    + \text{degrees 3 and 4} + \text{noise}
+
+Here :math:`t = Az` and :math:`\rho = AA'` is the correlation matrix of q. What was added has mean
+zero under q. So a is the bound, b the linear part, and :math:`C = A'WA + I` the quadratic part of
+the natural gradient, as in the dense regression.
+
+*Degree two.* The prior is
+
+.. math:: W_{ij} \sim N(0, v_i + v_j), \quad i \ne j, \qquad W_{ii} \sim N(0, 2 v_0)
+
+and on top of it a dense matrix of small variance. A hub has a large :math:`v_i`. With
+:math:`u_i = t_i s_i` for two points t and s, the covariance of the quadratic is a closed form,
+
+.. math:: \sum_{i<j} (v_i + v_j) u_i u_j + \tfrac{v_0}{2} \sum_i u_i^2
+    = (t's)(t'\mathrm{diag}(v)\, s) + \sum_i (\tfrac{v_0}{2} - v_i) u_i^2,
+
+less the parts that make its mean under q zero.
+
+*Degree three.* A term of the log joint depends on the hubs and at most one other parameter. So do
+the cubic polynomials: the prior has one variance for all of them that contain hubs and one other
+coordinate. Its coordinates are whitened in an order in which the hubs come first. If parameters
+that are no hubs are independent given the hubs, each of these coordinates depends on the hubs and
+one parameter only. One variance is for other cubic polynomials.
+
+*Variances.* All of them maximise the restricted likelihood of the values, in which the linear part
+is integrated out. With V the covariance of the values, P its inverse with the free features
+projected out, and :math:`K_c` the kernel of a component with variance c,
+
+.. math:: c \leftarrow c \, \frac{h'P K_c P h}{\mathrm{tr}(P K_c)}
+
+has the maximum as its fixed point (MacKay's update). For the row variances both terms are matrix
+products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from qbvi.families.base import GaussianFamily
+from qbvi.regression.hermite import Kernels, kernels
+from qbvi.regression.rules import StructureRule, VarianceSearch
+from qbvi.regression.surrogate import HermiteRegression, Sample, Solved, Surrogate, Variances, leave_pairs_out
+
+__all__ = ["Structure", "StructuredRegression", "find_structure"]
+
+Floats = NDArray[np.float64]
+
+_PROBES = 100  # random combinations of coefficients that estimate a trace
+_COUNTS = 20  # random quadratics that estimate how many coefficients the points determine
+_SMALLEST = 1e-300  # keeps a zero out of a denominator
+
+
+class Structure(NamedTuple):
+    """Which parameters interact: the prior variances, relative to that of degree two.
+
+    All are for parameters in units of q's standard deviations.
+    """
+
+    rows: Floats  # (d,) v, one for each parameter
+    own: float  # v_0, of the diagonal
+    dense: float  # of a dense matrix, as a share
+    hubs: NDArray[np.bool_]  # (d,) parameters that interact with all others
+    cubic: float  # share of degree three that is structured
+    variances: Variances  # of degrees and noise: where a search starts
+    n: int = 0  # points in the store when it was found
+    is_used: bool = True  # whether it predicts better than a dense prior
+
+
+class Frame(NamedTuple):
+    """The coordinates in which a structure is visible."""
+
+    A: Floats  # (d, d): t = A z
+    rho: Floats  # (d, d) correlations of q
+
+    @classmethod
+    def of(cls, family: GaussianFamily, q: Floats) -> Frame:
+        """The frame of a Gaussian."""
+        factor = (family.transport(q, np.eye(family.dim)) - family.mean(q)).T
+        A = factor / np.sqrt(np.sum(factor**2, axis=1, keepdims=True))
+        return cls(A, A @ A.T)
+
+    def conditional(self, z: Floats, hubs: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """Whitened coordinates of the hubs (n, k), and of the others given the hubs (n, d - k)."""
+        order = np.argsort(~hubs, kind="stable")
+        factor = np.linalg.cholesky(self.rho[np.ix_(order, order)] + 1e-12 * np.eye(len(order)))
+        turned = scipy.linalg.solve_triangular(factor, self.A[order], lower=True) @ z.T
+        k = int(np.sum(hubs))
+        return turned[:k].T, turned[k:].T
+
+
+def quadratic_kernel(t: Floats, other: Floats, structure: Structure, rho: Floats) -> Floats:
+    """Prior covariance of ``t'Wt / 2``, less its mean under q, between points (n, d) and (m, d)."""
+    v, own = structure.rows, structure.own
+    kernel = (t @ other.T) * ((t * v) @ other.T) + (t**2 * (0.5 * own - v)) @ (other**2).T
+    M = pair_variances(structure) * rho
+    mean, other_mean = (0.5 * np.sum(x @ M * x, axis=1) for x in (t, other))
+    kernel += 0.5 * np.sum(M * rho) - mean[:, None] - other_mean[None, :]
+    return kernel
+
+
+def pair_variances(structure: Structure) -> Floats:
+    """Prior variance of each entry of W (d, d); half of it on the diagonal."""
+    w = structure.rows[:, None] + structure.rows[None, :]
+    np.fill_diagonal(w, structure.own)
+    return w
+
+
+def cubic_kernel(x: tuple[Floats, Floats], y: tuple[Floats, Floats]) -> Floats:
+    r"""Covariance of random cubic polynomials of all hubs and one other coordinate.
+
+    With g the inner product of k coordinates and s their squared lengths, all Hermite polynomials
+    of degree three have the kernel ``g (g^2 + 3 (k + 2 - s_x - s_y)) / 6``. This is its sum over all
+    others l, for the coordinates of the hubs and l. The polynomials of the hubs alone count once.
+    """
+    (hx, lx), (hy, ly) = x, y
+    k, others = hx.shape[1], lx.shape[1]
+    g, s = hx @ hy.T, np.sum(hx**2, axis=1)[:, None] + np.sum(hy**2, axis=1)[None, :]
+    own = np.sum(lx**2, axis=1)[:, None] + np.sum(ly**2, axis=1)[None, :]
+    one, two, three = (lx**p @ (ly**p).T for p in (1, 2, 3))
+    crossed = lx**3 @ ly.T + lx @ (ly**3).T
+    hubs = g * (g**2 + 3 * (k + 2 - s))
+    # The sum over l of g_l (g_l^2 + 3 (k + 3 - s_l)), less that of the hubs alone for each of them.
+    total = 3 * g**2 * one + 3 * g * two + three + 3 * ((k + 3 - s) * one + others * g - g * own - crossed)
+    count = _n_cubic(k) + others * (_n_cubic(k + 1) - _n_cubic(k))
+    kernel: Floats = (hubs + total) / (6 * count)
+    return kernel
+
+
+def _n_cubic(k: int) -> int:
+    """Polynomials of degree three in k coordinates."""
+    return k * (k + 1) * (k + 2) // 6
+
+
+class StructuredRegression(HermiteRegression):
+    """The regression of one set of points with a structured prior of degrees two and three.
+
+    Parameters
+    ----------
+    points
+        Draws, residuals and their relative noise.
+    frame
+        The coordinates of the parameters.
+    structure
+        The prior variances.
+    rules
+        The search for the variances of degrees and noise.
+    """
+
+    def __init__(self, points: Sample, frame: Frame, structure: Structure, rules: VarianceSearch | None = None) -> None:
+        self._frame, self.structure = frame, structure
+        self._t = points.z @ frame.A.T
+        self._turned = frame.conditional(points.z, structure.hubs)
+        d = points.z.shape[1]
+        log_joint = points.h - 0.5 * (np.sum(points.z**2, axis=1) - d)
+        super().__init__(points._replace(h=log_joint), rules=rules)
+
+    def _free_features(self, z: Floats) -> Floats:
+        """A constant and z: the prior of degree two covers the squared radius."""
+        return np.column_stack([np.ones(len(z)), z])
+
+    def _kernels(self, rows: slice, columns: slice) -> Kernels:
+        z, s = self.points.z, self.structure
+        plain = kernels(z[rows], z[columns])
+        second = quadratic_kernel(self._t[rows], self._t[columns], s, self._frame.rho) + s.dense * plain.second
+        if not s.cubic:
+            return plain._replace(second=second)
+        structured = cubic_kernel(*(tuple(part[at] for part in self._turned) for at in (rows, columns)))
+        return plain._replace(second=second, third=(1 - s.cubic) * plain.third + s.cubic * structured)
+
+    def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
+        """The posterior with the largest variance of a dense matrix that the draws do not refute.
+
+        It answers what the prior takes for granted: that other parameters do not interact.
+        """
+        limit, bold = self.misfit(variances) + self._rules.slack, self
+        raw = self.points._replace(h=self.points.h + 0.5 * (np.sum(self.points.z**2, axis=1) - self.points.z.shape[1]))
+        for _ in range(self._rules.boldest):
+            dense = max(bold.structure.dense, 1e-12) * self._rules.bolder
+            trial = StructuredRegression(raw, self._frame, self.structure._replace(dense=dense), self._rules)
+            if dense > 1 or trial.misfit(variances) > limit:
+                break
+            bold = trial
+        return bold.posterior(variances, family)
+
+    def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
+        """Posterior of the coefficients; ``family`` decides which of degree two count."""
+        solved = self.solve(variances)
+        left_out = leave_pairs_out(solved, self.points.pair)
+        scale, d, z = self.scale(left_out, variances), family.dim, self.points.z
+        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
+        free_variance = np.sum(scipy.linalg.solve_triangular(solved.R, np.eye(d + 1), check_finite=False) ** 2, axis=1)
+        w, A = variances.quadratic * pair_variances(self.structure), self._frame.A
+        dense = variances.quadratic * self.structure.dense / (d * (d + 1) / 2)
+        W = w * ((self._t.T * solved.alpha) @ self._t)
+        C = A.T @ W @ A + dense * ((z.T * solved.alpha) @ z) + np.eye(d)
+        quadratic = self._uncertain(solved, family, w, dense)
+        return Surrogate(
+            bound=self._centre + float(free[0]),
+            bound_se=float(np.sqrt(scale * free_variance[0])),
+            b=free[1:],
+            C=0.5 * (C + C.T),
+            b_variance=scale * free_variance[1:],
+            quadratic_variance=scale * quadratic,
+            curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
+            white=d * left_out.odd + self._n_determined(solved, w) * left_out.even,
+            scale=scale,
+            variances=variances,
+            errors=left_out.residuals,
+        )
+
+    def _uncertain(self, solved: Solved, family: GaussianFamily, w: Floats, dense: float) -> float:
+        """Posterior variance of C, summed over the family's coefficients.
+
+        Let u be the coefficients of a random combination, G its matrix in z. Its prior covariance
+        with W is ``w * (A G A')``, entry by entry.
+        """
+        d, A = family.dim, self._frame.A
+        rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
+        u = np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, len(rows))) / np.sqrt(_PROBES)
+        G = np.zeros((_PROBES, d, d))
+        G[:, rows, columns] = u * np.where(rows == columns, np.sqrt(0.5), 1.0)
+        G = G + G.transpose(0, 2, 1)
+        seen = A @ G @ A.T
+        features = np.stack([self._values(w * s, dense * g) for s, g in zip(seen, G, strict=True)], axis=1)
+        prior = 0.5 * float(np.sum(seen**2 * w)) + dense * float(np.sum(u**2))
+        return max(prior - _explained(solved, features), 0.0)
+
+    def _n_determined(self, solved: Solved, w: Floats) -> float:
+        """Effective number of coefficients of degree two: the trace of P K."""
+        rng, d = np.random.default_rng(0), len(w)
+        total = 0.0
+        W = rng.standard_normal((_COUNTS, d, d)) * np.sqrt(np.tril(w)) * (1 - (1 - np.sqrt(0.5)) * np.eye(d))
+        features = np.stack([self._values(x + x.T, None) for x in W], axis=1)
+        return total + _explained(solved, features) / _COUNTS
+
+    def _values(self, W: Floats, G: Floats | None) -> Floats:
+        """``t'Wt / 2 + z'Gz / 2`` at the points (n,)."""
+        values: Floats = 0.5 * np.sum(self._t @ W * self._t, axis=1)
+        if G is not None and np.any(G):
+            values += 0.5 * np.sum(self.points.z @ G * self.points.z, axis=1)
+        return values
+
+
+def _explained(solved: Solved, features: Floats) -> float:
+    """The sum of ``f'Pf`` over features f, the columns."""
+    whitened = scipy.linalg.solve_triangular(solved.factor, features, lower=True, check_finite=False)
+    return float(np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2))
+
+
+class _Components(NamedTuple):
+    """Variances of the parts of the log joint, in nats squared."""
+
+    rows: Floats  # (d,)
+    own: float
+    dense: float
+    third: float
+    structured: float
+    fourth: float
+    noise: float
+
+
+def find_structure(z: Floats, h: Floats, growth: Floats, frame: Frame, rule: StructureRule) -> Structure:
+    """The structure with the highest restricted likelihood, from the points z (n, d)."""
+    n, d = z.shape
+    y = h - 0.5 * (np.sum(z**2, axis=1) - d)
+    likelihood = _RestrictedLikelihood(z, y - np.median(y), growth, frame)
+    found = likelihood.start()
+    hubs = np.zeros(d, dtype=bool)
+    for turn in range(rule.iterations):
+        if turn >= rule.first and (turn - rule.first) % rule.every == 0:
+            hubs = found.rows > rule.hub * np.max(found.rows)
+            likelihood.assume(hubs)
+        found = likelihood.improved(found)
+    return _relative(found, hubs, frame.rho)
+
+
+def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Structure:
+    """Variances relative to those of their degree, as the regression has them."""
+    raw = Structure(found.rows, found.own, 0.0, hubs, 0.0, Variances())
+    # Mean variance of the quadratic under q: each feature has variance 1 + rho^2.
+    level = 0.5 * float(np.sum(pair_variances(raw) * (1 + rho**2)))
+    third = found.third + found.structured + _SMALLEST
+    tail = third + found.fourth
+    variances = Variances(found.fourth / third, level / tail, max(found.noise / tail, 1e-10))
+    return Structure(
+        found.rows / level, found.own / level, found.dense / level, hubs, found.structured / third, variances
+    )
+
+
+class _RestrictedLikelihood:
+    """Variance components of one set of points, and their update."""
+
+    def __init__(self, z: Floats, y: Floats, growth: Floats, frame: Frame) -> None:
+        self._z, self._y, self._growth, self._frame = z, y, growth, frame
+        self._t = z @ frame.A.T
+        self._plain = kernels(z)
+        self._free = np.column_stack([np.ones(len(z)), z])
+        self._structured: Floats | None = None
+
+    def assume(self, hubs: NDArray[np.bool_]) -> None:
+        """Let cubic polynomials be those of these hubs and one other parameter."""
+        turned = self._frame.conditional(self._z, hubs)
+        self._structured = cubic_kernel(turned, turned)
+
+    def start(self) -> _Components:
+        """Components of about the right size."""
+        d = self._z.shape[1]
+        size = float(np.var(self._y)) / float(np.mean(np.sum(self._t**2, axis=1) / d)) ** 2
+        return _Components(np.full(d, 0.1 * size / d**2), size / d, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size)
+
+    def improved(self, c: _Components) -> _Components:
+        """One update of all components."""
+        s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, Variances())
+        parts = {"dense": self._plain.second, "third": self._plain.third, "fourth": self._plain.fourth}
+        if self._structured is not None:
+            parts["structured"] = self._structured
+        V = quadratic_kernel(self._t, self._t, s, self._frame.rho)
+        for name, kernel in parts.items():
+            V += getattr(c, name) * kernel
+        V[np.diag_indices_from(V)] += c.noise * self._growth
+        P, alpha = self._projected(V)
+        M = (self._t.T * alpha) @ self._t
+        weighted = P * (self._t @ self._t.T)
+        squares = self._t**2
+        fourth = np.sum(squares * (P @ squares), axis=0)  # of t_i^2, for each i
+        rows = np.sum(self._t * (weighted @ self._t), axis=0) - fourth
+        inner = np.sum(M**2, axis=1) - np.diag(M) ** 2
+        new = {name: getattr(c, name) * _ratio(alpha @ k @ alpha, np.sum(P * k)) for name, k in parts.items()}
+        new["noise"] = c.noise * _ratio(self._growth @ alpha**2, self._growth @ np.diag(P))
+        new["own"] = c.own * _ratio(np.sum(np.diag(M) ** 2), np.sum(fourth))
+        return c._replace(rows=c.rows * _ratio(inner, rows), **new)
+
+    def _projected(self, V: Floats) -> tuple[Floats, Floats]:
+        """P and P y."""
+        V[np.diag_indices_from(V)] *= 1 + 1e-9
+        factor = np.linalg.cholesky(V)
+        whitened = scipy.linalg.solve_triangular(factor, self._free, lower=True, check_finite=False)
+        Q = np.linalg.qr(whitened)[0]
+        inverse = scipy.linalg.lapack.dpotri(factor, lower=1)[0]
+        inverse = np.tril(inverse) + np.tril(inverse, -1).T
+        H = scipy.linalg.solve_triangular(factor, Q, lower=True, trans=1, check_finite=False)
+        P = inverse - H @ H.T
+        return P, P @ self._y
+
+
+def _ratio(data: Floats | float, expected: Floats | float) -> Floats | float:
+    return np.clip(np.asarray(data) / np.maximum(expected, _SMALLEST), 1e-4, 1e4)
