@@ -190,9 +190,14 @@ class RegressionMethod(Algorithm):
         The first batch repeats some points, to find out whether the function is noisy. If it is,
         later batches repeat some where this decides what is noise.
         """
-        n = self.n_samples or self.rules.effort.batch(family.n_whitened, state.n_effective)
+        n = self.n_samples or self.rules.effort.batch(self._n_directions(family, state), state.n_effective)
         theta = family.transport(family.defensive(state.q), orthogonal_pairs(rng, n, family.dim))
         return np.concatenate([theta, theta[: self._n_repeated(family, state)]])
+
+    def _n_directions(self, family: Any, state: RegressionState) -> int:
+        """Directions that one batch covers."""
+        is_structured = state.structure is not None and state.structure.is_used
+        return family.n_whitened // self.rules.structure.turns if is_structured else family.n_whitened
 
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values

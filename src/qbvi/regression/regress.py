@@ -95,11 +95,12 @@ def regress(
 def _compared(points: Sample, frame: Frame, state: RegressionState, rules: Rules, rest: Any) -> Regressed:
     """Look for a structure, and use it if it predicts the left-out points better than a dense prior."""
     rule, old = rules.structure, state.structure
-    near = _near(points, rules)
-    most = slice(-rule.most(points.z.shape[1]), None)
-    structure = find_structure(near.z[most], near.h[most], near.growth[most], frame, rule)
-    dense = HermiteRegression(points, None, rules.search)
     was_used = old is not None and old.is_used
+    near = _near(points, rules)
+    newest = slice(-rule.most_points, None)
+    searched = Sample(near.z[newest], near.h[newest], near.growth[newest], near.pair, near.floor)
+    structure = find_structure(searched, frame, rule, old if was_used else None)
+    dense = HermiteRegression(points, None, rules.search)
     variances = dense.search(Variances() if was_used else state.variances, rules.search.plan(len(points.h), 0))
     with_it = StructuredRegression(near, frame, structure, rules.search)
     gain = dense.misfit(variances) - with_it.misfit(structure.variances)

@@ -488,26 +488,25 @@ class StructureRule:
     fewest: int = 13  # dimensions: below, a dense quadratic takes few evaluations
     points: int = 4  # points for each dimension before the first search ...
     growth: float = 1.3  # ... and the factor by which they grow before the next
-    fewest_points: int = 600  # that a search uses at most, or ...
-    most_points: int = 6  # ... so many for each dimension, if that is more
+    most_points: int = 1500  # that a search uses: it costs the cube of their number
     near: float = 10.0  # largest relative variance of a point that takes part ...
-    fewest_near: int = 6  # ... unless there are fewer of them for each dimension
-    iterations: int = 14  # of a search
+    fewest_near: int = 10  # ... unless there are fewer of them for each dimension
+    turns: int = 2  # batches that cover all directions once: few coefficients need fewer draws
+    iterations: int = 14  # of a first search ...
+    again: int = 5  # ... and of one that starts from the structure in use
     first: int = 5  # iterations before the hubs are used ...
     every: int = 4  # ... and until they are chosen again
+    # Least noise, relative to degrees three and four: few points may seem to have none at all.
+    least_noise: float = 1e-4
     hub: float = 0.01  # least variance of a hub, relative to that of the largest
     # Gain in deviance that the structure must bring for each dimension, as each has a variance ...
-    gain: float = 2.0
+    gain: float = 0.5
     # ... and loss that ends the use of a structure: two standard deviations, as for variances.
     loss: float = 4.0
 
     def is_due(self, n: int, d: int, before: int) -> bool:
         """Whether to search with n points so far, if the last search had ``before``."""
         return d >= self.fewest and n >= max(self.points * d, self.growth * before)
-
-    def most(self, d: int) -> int:
-        """Points that a search uses at most."""
-        return max(self.fewest_points, self.most_points * d)
 
 
 @dataclass(frozen=True)

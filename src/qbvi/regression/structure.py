@@ -66,6 +66,7 @@ Floats = NDArray[np.float64]
 _PROBES = 100  # random combinations of coefficients that estimate a trace
 _COUNTS = 20  # random quadratics that estimate how many coefficients the points determine
 _SMALLEST = 1e-300  # keeps a zero out of a denominator
+_REVIVED = 1e-3  # least relative variance at the start of a search: an update cannot leave zero
 
 
 class Structure(NamedTuple):
@@ -276,20 +277,45 @@ class _Components(NamedTuple):
     fourth: float
     noise: float
 
+    @property
+    def tail(self) -> float:
+        """Variance of degrees three and four."""
+        return self.third + self.structured + self.fourth
 
-def find_structure(z: Floats, h: Floats, growth: Floats, frame: Frame, rule: StructureRule) -> Structure:
-    """The structure with the highest restricted likelihood, from the points z (n, d)."""
-    n, d = z.shape
-    y = h - 0.5 * (np.sum(z**2, axis=1) - d)
-    likelihood = _RestrictedLikelihood(z, y - np.median(y), growth, frame)
-    found = likelihood.start()
+
+def find_structure(points: Sample, frame: Frame, rule: StructureRule, near: Structure | None = None) -> Structure:
+    """The structure with the highest restricted likelihood.
+
+    The search starts from the structure ``near``, if there is one. Held-out points take part.
+    """
+    z, d = points.z, points.z.shape[1]
+    y = points.h - 0.5 * (np.sum(z**2, axis=1) - d)
+    likelihood = _RestrictedLikelihood(z, y - np.median(y), points.growth, frame)
+    found = likelihood.start() if near is None else likelihood.rescaled(_absolute(near))
     hubs = np.zeros(d, dtype=bool)
-    for turn in range(rule.iterations):
-        if turn >= rule.first and (turn - rule.first) % rule.every == 0:
-            hubs = found.rows > rule.hub * np.max(found.rows)
-            likelihood.assume(hubs)
+    for turn in range(rule.iterations if near is None else rule.again):
+        if near is not None or turn >= rule.first:
+            if (turn - rule.first) % rule.every == 0 or not turn:
+                hubs = found.rows > rule.hub * np.max(found.rows)
+                likelihood.assume(hubs)
         found = likelihood.improved(found)
+        found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
     return _relative(found, hubs, frame.rho)
+
+
+def _absolute(structure: Structure) -> _Components:
+    """The components of a structure, up to a common factor."""
+    s, v = structure, structure.variances
+    third = 1 / (1 + v.omega)
+    return _Components(
+        rows=np.maximum(s.rows, _REVIVED * np.max(s.rows)) * v.quadratic,
+        own=s.own * v.quadratic,
+        dense=s.dense * v.quadratic,
+        third=third * max(1 - s.cubic, _REVIVED),
+        structured=third * max(s.cubic, _REVIVED),
+        fourth=max(v.omega, _REVIVED) * third,
+        noise=v.noise,
+    )
 
 
 def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Structure:
@@ -297,9 +323,8 @@ def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Struc
     raw = Structure(found.rows, found.own, 0.0, hubs, 0.0, Variances())
     # Mean variance of the quadratic under q: each feature has variance 1 + rho^2.
     level = 0.5 * float(np.sum(pair_variances(raw) * (1 + rho**2)))
-    third = found.third + found.structured + _SMALLEST
-    tail = third + found.fourth
-    variances = Variances(found.fourth / third, level / tail, max(found.noise / tail, 1e-10))
+    third = found.third + found.structured
+    variances = Variances(found.fourth / third, level / found.tail, found.noise / found.tail)
     return Structure(
         found.rows / level, found.own / level, found.dense / level, hubs, found.structured / third, variances
     )
@@ -326,24 +351,35 @@ class _RestrictedLikelihood:
         size = float(np.var(self._y)) / float(np.mean(np.sum(self._t**2, axis=1) / d)) ** 2
         return _Components(np.full(d, 0.1 * size / d**2), size / d, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size)
 
-    def improved(self, c: _Components) -> _Components:
-        """One update of all components."""
+    def rescaled(self, c: _Components) -> _Components:
+        """The same components times the factor of the highest likelihood."""
+        _, alpha = self._projected(self._covariance(c))
+        factor = float(self._y @ alpha) / (len(self._y) - self._free.shape[1])
+        return _Components(*(factor * part for part in c))
+
+    def _covariance(self, c: _Components) -> Floats:
         s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, Variances())
-        parts = {"dense": self._plain.second, "third": self._plain.third, "fourth": self._plain.fourth}
-        if self._structured is not None:
-            parts["structured"] = self._structured
         V = quadratic_kernel(self._t, self._t, s, self._frame.rho)
-        for name, kernel in parts.items():
+        for name, kernel in self._parts().items():
             V += getattr(c, name) * kernel
         V[np.diag_indices_from(V)] += c.noise * self._growth
-        P, alpha = self._projected(V)
+        return V
+
+    def _parts(self) -> dict[str, Floats]:
+        """The kernels that are matrices, by the name of their component."""
+        parts = {"dense": self._plain.second, "third": self._plain.third, "fourth": self._plain.fourth}
+        return parts if self._structured is None else parts | {"structured": self._structured}
+
+    def improved(self, c: _Components) -> _Components:
+        """One update of all components."""
+        P, alpha = self._projected(self._covariance(c))
         M = (self._t.T * alpha) @ self._t
         weighted = P * (self._t @ self._t.T)
         squares = self._t**2
         fourth = np.sum(squares * (P @ squares), axis=0)  # of t_i^2, for each i
         rows = np.sum(self._t * (weighted @ self._t), axis=0) - fourth
         inner = np.sum(M**2, axis=1) - np.diag(M) ** 2
-        new = {name: getattr(c, name) * _ratio(alpha @ k @ alpha, np.sum(P * k)) for name, k in parts.items()}
+        new = {name: getattr(c, name) * _ratio(alpha @ k @ alpha, np.sum(P * k)) for name, k in self._parts().items()}
         new["noise"] = c.noise * _ratio(self._growth @ alpha**2, self._growth @ np.diag(P))
         new["own"] = c.own * _ratio(np.sum(np.diag(M) ** 2), np.sum(fourth))
         return c._replace(rows=c.rows * _ratio(inner, rows), **new)
