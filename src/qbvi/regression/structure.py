@@ -47,7 +47,6 @@ products.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +65,7 @@ Floats = NDArray[np.float64]
 _PROBES = 100  # random combinations of coefficients that estimate a trace
 _COUNTS = 20  # random quadratics that estimate how many coefficients the points determine
 _SMALLEST = 1e-300  # keeps a zero out of a denominator
+_LEAST_DENSE = 1e-8  # least share of a dense matrix: what is impossible could never be refuted
 _REVIVED = 1e-3  # least relative variance at the start of a search: an update cannot leave zero
 
 
@@ -194,7 +194,7 @@ class StructuredRegression(HermiteRegression):
         limit, bold = self.misfit(variances) + self._rules.slack, self
         raw = self.points._replace(h=self.points.h + 0.5 * (np.sum(self.points.z**2, axis=1) - self.points.z.shape[1]))
         for _ in range(self._rules.boldest):
-            dense = max(bold.structure.dense, 1e-12) * self._rules.bolder
+            dense = self._rules.bolder * bold.structure.dense
             trial = StructuredRegression(raw, self._frame, self.structure._replace(dense=dense), self._rules)
             if dense > 1 or trial.misfit(variances) > limit:
                 break
@@ -220,12 +220,20 @@ class StructuredRegression(HermiteRegression):
             C=0.5 * (C + C.T),
             b_variance=scale * free_variance[1:],
             quadratic_variance=scale * quadratic,
-            curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
+            curvature_sd=float(np.sqrt(scale * quadratic / self._n_uncertain(family))),
             white=d * left_out.odd + self._n_determined(solved, w) * left_out.even,
             scale=scale,
             variances=variances,
             errors=left_out.residuals,
         )
+
+    def _n_uncertain(self, family: GaussianFamily) -> float:
+        """Number of coefficients that share the error of C: those in the rows of the hubs.
+
+        The error of an eigenvalue of C is that of one row. With few hubs it is larger than if all
+        coefficients had the same error.
+        """
+        return min(family.dim * max(1, int(np.sum(self.structure.hubs))), family.n_quadratic)
 
     def _uncertain(self, solved: Solved, family: GaussianFamily, w: Floats, dense: float) -> float:
         """Posterior variance of C, summed over the family's coefficients.
@@ -235,8 +243,8 @@ class StructuredRegression(HermiteRegression):
         """
         d, A = family.dim, self._frame.A
         rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
-        u = np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, len(rows))) / np.sqrt(_PROBES)
-        G = np.zeros((_PROBES, d, d))
+        u = _combinations(len(rows))
+        G = np.zeros((len(u), d, d))
         G[:, rows, columns] = u * np.where(rows == columns, np.sqrt(0.5), 1.0)
         G = G + G.transpose(0, 2, 1)
         seen = A @ G @ A.T
@@ -245,19 +253,27 @@ class StructuredRegression(HermiteRegression):
         return max(prior - _explained(solved, features), 0.0)
 
     def _n_determined(self, solved: Solved, w: Floats) -> float:
-        """Effective number of coefficients of degree two: the trace of P K."""
-        rng, d = np.random.default_rng(0), len(w)
-        total = 0.0
-        W = rng.standard_normal((_COUNTS, d, d)) * np.sqrt(np.tril(w)) * (1 - (1 - np.sqrt(0.5)) * np.eye(d))
-        features = np.stack([self._values(x + x.T, None) for x in W], axis=1)
-        return total + _explained(solved, features) / _COUNTS
+        """Effective number of coefficients of degree two: the trace of P K, by random quadratics."""
+        d = len(w)
+        sd = np.sqrt(np.tril(w)) * np.where(np.eye(d), np.sqrt(0.5), 1.0)
+        W = np.random.default_rng(0).standard_normal((_COUNTS, d, d)) * sd
+        features = np.stack([self._values(x + x.T) for x in W], axis=1)
+        return _explained(solved, features) / _COUNTS
 
-    def _values(self, W: Floats, G: Floats | None) -> Floats:
+    def _values(self, W: Floats, G: Floats | None = None) -> Floats:
         """``t'Wt / 2 + z'Gz / 2`` at the points (n,)."""
-        values: Floats = 0.5 * np.sum(self._t @ W * self._t, axis=1)
-        if G is not None and np.any(G):
-            values += 0.5 * np.sum(self.points.z @ G * self.points.z, axis=1)
+        # The sum of both is one quadratic form in z.
+        A = self._frame.A
+        form = A.T @ W @ A if G is None else A.T @ W @ A + G
+        values: Floats = 0.5 * np.sum(self.points.z @ form * self.points.z, axis=1)
         return values
+
+
+def _combinations(p: int) -> Floats:
+    """An orthonormal basis of p coefficients, or random signs that have its mean products."""
+    if p <= _PROBES:
+        return np.eye(p)
+    return np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, p)) / np.sqrt(_PROBES)
 
 
 def _explained(solved: Solved, features: Floats) -> float:
@@ -326,7 +342,7 @@ def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Struc
     third = found.third + found.structured
     variances = Variances(found.fourth / third, level / found.tail, found.noise / found.tail)
     return Structure(
-        found.rows / level, found.own / level, found.dense / level, hubs, found.structured / third, variances
+        found.rows / level, found.own / level, max(found.dense / level, _LEAST_DENSE), hubs, found.structured / third, variances
     )
 
 
