@@ -196,8 +196,9 @@ class RegressionMethod(Algorithm):
 
     def _n_directions(self, family: Any, state: RegressionState) -> int:
         """Directions that one batch covers."""
+        rule, d = self.rules.structure, family.n_whitened
         is_structured = state.structure is not None and state.structure.is_used
-        return family.n_whitened // self.rules.structure.turns if is_structured else family.n_whitened
+        return d // rule.turns if is_structured and state.n_effective >= rule.enough * d else d
 
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values

@@ -84,7 +84,7 @@ def regress(
     frame, structure = Frame.of(family, state.q), state.structure
     if rules.structure.is_due(len(store.y), family.dim, 0 if structure is None else structure.n):
         return _compared(points, frame, state, rules, rest)
-    if structure is not None and structure.is_used:
+    if structure is not None and structure.is_used and rules.structure.is_settled(points.growth, family.dim):
         with_it = StructuredRegression(_near(points, rules), frame, structure, rules.search)
         return Regressed(with_it, structure.variances, *rest, structure)
     regression = HermiteRegression(points, None, rules.search)

@@ -491,7 +491,10 @@ class StructureRule:
     most_points: int = 1500  # that a search uses: it costs the cube of their number
     near: float = 10.0  # largest relative variance of a point that takes part ...
     fewest_near: int = 10  # ... unless there are fewer of them for each dimension
-    turns: int = 2  # batches that cover all directions once: few coefficients need fewer draws
+    # Near points for each dimension from which a structure holds until the next search. With fewer,
+    # q has just moved, and only the iteration of a search relies on it.
+    enough: float = 3.0
+    turns: int = 2  # batches, from then on, that cover all directions once: few coefficients are left
     iterations: int = 14  # of a first search ...
     again: int = 5  # ... and of one that starts from the structure in use
     first: int = 5  # iterations before the hubs are used ...
@@ -507,6 +510,10 @@ class StructureRule:
     def is_due(self, n: int, d: int, before: int) -> bool:
         """Whether to search with n points so far, if the last search had ``before``."""
         return d >= self.fewest and n >= max(self.points * d, self.growth * before)
+
+    def is_settled(self, growth: Array, d: int) -> bool:
+        """Whether enough points are near q, by their relative variances (n,)."""
+        return int((growth <= self.near).sum()) >= self.enough * d
 
 
 @dataclass(frozen=True)
