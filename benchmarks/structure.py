@@ -126,7 +126,9 @@ class VaryingIntercepts:
         if not self.is_centred:
             g[k:] -= mean[k:]
             H[range(k, d), range(k, d)] -= 1.0
-        for local_g, local_H, group in self._local(theta):  # (k + 1, m) and (k + 1, k + 1, m) for m terms of these groups
+        for local_g, local_H, group in self._local(
+            theta
+        ):  # (k + 1, m) and (k + 1, k + 1, m) for m terms of these groups
             g[:k] += local_g[:k].sum(1)
             np.add.at(g, k + group, local_g[k])
             H[:k, :k] += local_H[:k, :k].sum(2)
@@ -189,7 +191,9 @@ class VaryingIntercepts:
                     H[i, j] += (second * a * b).sum(0) / S
                     bent = not self.is_centred and at["log_tau"] in (i, j) and {i, j} <= {at["log_tau"], k}
                     if bent:
-                        H[i, j] += (first * (shift if i == j == at["log_tau"] else slopes[k] if i != j else 0.0)).sum(0) / S
+                        H[i, j] += (first * (shift if i == j == at["log_tau"] else slopes[k] if i != j else 0.0)).sum(
+                            0
+                        ) / S
         yield g, H, group
 
     def best(self, steps: int = 200) -> tuple[Array, Array]:
@@ -214,7 +218,9 @@ class VaryingIntercepts:
 
     def case(self, name: str) -> Case:
         best = self.best()
-        return Case(name, self.log_likelihood, self.prior, lambda m, S: tuple(sampled_gap(self.log_joint, best, m, S)), self.d)
+        return Case(
+            name, self.log_likelihood, self.prior, lambda m, S: tuple(sampled_gap(self.log_joint, best, m, S)), self.d
+        )
 
 
 def _uneven(groups: int, mean: float, seed: int) -> tuple[int, ...]:
@@ -230,8 +236,12 @@ def hierarchical(seed: int) -> dict[str, VaryingIntercepts]:
         "uneven-40": VaryingIntercepts(40, _uneven(40, 8.0, seed), tau=0.5, seed=seed),
         "bernoulli-40": VaryingIntercepts(40, (20,) * 40, is_normal=False, seed=seed),
         "not-centred-40": VaryingIntercepts(40, (5,) * 40, is_centred=False, tau=0.5, seed=seed),
-        "bernoulli-not-centred-40": VaryingIntercepts(40, (10,) * 40, is_normal=False, is_centred=False, tau=0.7, seed=seed),
-        "radon-85": VaryingIntercepts(85, _uneven(85, 10.8, seed), tau=0.3, sigma=0.75, has_group_predictor=True, seed=seed),
+        "bernoulli-not-centred-40": VaryingIntercepts(
+            40, (10,) * 40, is_normal=False, is_centred=False, tau=0.7, seed=seed
+        ),
+        "radon-85": VaryingIntercepts(
+            85, _uneven(85, 10.8, seed), tau=0.3, sigma=0.75, has_group_predictor=True, seed=seed
+        ),
         "normal-200": VaryingIntercepts(200, (10,) * 200, seed=seed),
         "bernoulli-200": VaryingIntercepts(200, (20,) * 200, is_normal=False, seed=seed),
     }
@@ -250,18 +260,35 @@ def dense(seed: int) -> dict[str, Callable[[], Case]]:
 
 def _logistic(d: int, n: int, seed: int) -> Case:
     rng = np.random.default_rng([seed, d, n])
-    X = np.column_stack([np.ones(n), rng.standard_normal((n, d - 1)) @ (np.eye(d - 1) + 0.5 / np.sqrt(d) * rng.standard_normal((d - 1, d - 1)))])
+    X = np.column_stack(
+        [
+            np.ones(n),
+            rng.standard_normal((n, d - 1)) @ (np.eye(d - 1) + 0.5 / np.sqrt(d) * rng.standard_normal((d - 1, d - 1))),
+        ]
+    )
     y = (rng.random(n) < expit(X @ rng.standard_normal(d) / np.sqrt(d) * 1.5)).astype(float)
     model = LogisticRegression(X, y, 5.0)
     best = model.best_gaussian().elbo
-    return Case(f"logistic-{d}", model.log_likelihood, qbvi.Normal(0, 5.0**0.5, shape=d), lambda m, S: (best - model.exact_elbo(m, S), 0.0), d)
+    return Case(
+        f"logistic-{d}",
+        model.log_likelihood,
+        qbvi.Normal(0, 5.0**0.5, shape=d),
+        lambda m, S: (best - model.exact_elbo(m, S), 0.0),
+        d,
+    )
 
 
 def _gaussian(d: int, seed: int) -> Case:
     target = GaussianTarget.random(np.random.default_rng([seed, d]), d, 100.0)
     prior = lambda theta: -0.5 * (theta**2).sum(1) - 0.5 * d * np.log(2 * np.pi)
     function = lambda theta: target.log_density(theta) - prior(theta)
-    return Case(f"gaussian-{d}", function, qbvi.Normal(0, 1, shape=d), lambda m, S: (target.log_scale - target.exact_elbo(m, S), 0.0), d)
+    return Case(
+        f"gaussian-{d}",
+        function,
+        qbvi.Normal(0, 1, shape=d),
+        lambda m, S: (target.log_scale - target.exact_elbo(m, S), 0.0),
+        d,
+    )
 
 
 def cases(names: list[str] | None, seed: int) -> Iterator[Case]:

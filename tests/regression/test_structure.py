@@ -10,8 +10,8 @@ import pytest
 import qbvi
 from qbvi.families import Gaussian
 from qbvi.random import orthogonal_pairs
-from qbvi.regression.rules import Rules, StructureRule
 from qbvi.regression.regress import regress
+from qbvi.regression.rules import Rules, StructureRule
 from qbvi.regression.structure import (
     Frame,
     Structure,
@@ -72,7 +72,10 @@ def test_the_quadratic_kernel_is_that_of_its_features(rng):
     features = t[:, rows] * t[:, columns] - frame.rho[rows, columns]
     variance = pair_variances(structure)[rows, columns] * np.where(rows == columns, 0.5, 1.0)
     np.testing.assert_allclose(
-        quadratic_kernel(t[:6], t[2:], structure, frame.rho), (features[:6] * variance) @ features[2:].T, rtol=1e-10, atol=1e-12
+        quadratic_kernel(t[:6], t[2:], structure, frame.rho),
+        (features[:6] * variance) @ features[2:].T,
+        rtol=1e-10,
+        atol=1e-12,
     )
 
 
@@ -133,7 +136,9 @@ def test_a_wrong_structure_is_overruled_by_the_points(rng):
     slope = rng.standard_normal(d)
     h, C = residual(dense(rng, d), factor, slope)
     wrong = structure_of(np.where(np.arange(d) < 2, 1.0, 1e-4))
-    answer = StructuredRegression(sample(rng, 160, d, h), frame, wrong).posterior(Variances(0.3, 1e6, 1e-6), Gaussian(d))
+    answer = StructuredRegression(sample(rng, 160, d, h), frame, wrong).posterior(
+        Variances(0.3, 1e6, 1e-6), Gaussian(d)
+    )
     np.testing.assert_allclose(answer.C, C, atol=1e-3)
     np.testing.assert_allclose(answer.b, slope, atol=1e-3)
     assert answer.bound == pytest.approx(7.0, abs=1e-3)

@@ -195,10 +195,11 @@ class Regression(RegressionMethod):
             structure=None,
         )
 
-    def _moved(self, state: RegressionState, answer: _Answer, move: Move) -> RegressionState:
+    def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
         """The state after a step, which remembers whether the log joint may be log-concave."""
         state = super()._moved(state, answer, move)
         n_limited = state.n_limited + 1 if move.is_restricted else 0
+        assert isinstance(answer, _Answer)
         is_concave = state.is_concave and not move.is_upward
         return state._replace(is_concave=is_concave, n_limited=n_limited, structure=answer.structure)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,39 +76,58 @@ def regress(
     pair = rows[-m:] // 2
     x = chosen.x[order]
     points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
-    rest = rows, chosen.weights[order], pair
-    if free is not None or not isinstance(family, GaussianFamily):
+    if free is None and isinstance(family, GaussianFamily):
+        fitted = _fitted(family, state, points, rules)
+    else:
         regression = HermiteRegression(points, None if free is None else free(x), rules.search)
-        variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
-        return Regressed(regression, variances, *rest)
-    frame, structure = Frame.of(family, state.q), state.structure
-    if rules.structure.is_due(len(store.y), family.dim, 0 if structure is None else structure.n):
-        return _compared(points, frame, state, rules, rest)
-    if structure is not None and structure.is_used and rules.structure.is_settled(points.growth, family.dim):
+        fitted = _Fitted(regression, _searched(regression, state, rules), None)
+    return Regressed(fitted.regression, fitted.variances, rows, chosen.weights[order], pair, fitted.structure)
+
+
+class _Fitted(NamedTuple):
+    """A regression with its prior."""
+
+    regression: HermiteRegression
+    variances: Variances
+    structure: Structure | None
+
+
+def _searched(regression: HermiteRegression, state: RegressionState, rules: Rules) -> Variances:
+    n = len(regression.points.h)
+    return regression.search(state.variances, rules.search.plan(n, len(state.store.past)))
+
+
+def _fitted(family: GaussianFamily, state: RegressionState, points: Sample, rules: Rules) -> _Fitted:
+    """The regression with a structured prior, or the one with a dense prior."""
+    rule, structure, d = rules.structure, state.structure, family.dim
+    if rule.is_due(len(state.store.y), d, 0 if structure is None else structure.n):
+        return _compared(points, Frame.of(family, state.q), state, rules)
+    if structure is not None and structure.is_used and rule.is_settled(points.growth, d):
+        frame = Frame.of(family, state.q)
         with_it = StructuredRegression(_near(points, rules), frame, structure, rules.search)
-        return Regressed(with_it, structure.variances, *rest, structure)
+        return _Fitted(with_it, structure.variances, structure)
     regression = HermiteRegression(points, None, rules.search)
-    variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
-    return Regressed(regression, variances, *rest, structure)
+    return _Fitted(regression, _searched(regression, state, rules), structure)
 
 
-def _compared(points: Sample, frame: Frame, state: RegressionState, rules: Rules, rest: Any) -> Regressed:
-    """Look for a structure, and use it if it predicts the left-out points better than a dense prior."""
-    rule, old = rules.structure, state.structure
+def _compared(points: Sample, frame: Frame, state: RegressionState, rules: Rules) -> _Fitted:
+    """Look for a structure, and use it if it predicts left-out points better than a dense prior."""
+    rule, old, d = rules.structure, state.structure, points.z.shape[1]
     was_used = old is not None and old.is_used
-    near = _near(points, rules)
-    newest = slice(-rule.most_points, None)
-    searched = Sample(near.z[newest], near.h[newest], near.growth[newest], near.pair, near.floor)
+    near, newest = _near(points, rules), slice(-rule.most_points, None)
+    searched = near._replace(z=near.z[newest], h=near.h[newest], growth=near.growth[newest])
     structure = find_structure(searched, frame, rule, old if was_used else None)
-    dense = HermiteRegression(points, None, rules.search)
-    variances = dense.search(Variances() if was_used else state.variances, rules.search.plan(len(points.h), 0))
     with_it = StructuredRegression(near, frame, structure, rules.search)
+    dense = HermiteRegression(points, None, rules.search)
+    # The variances of a structured prior are no start for those of a dense one.
+    start = Variances() if was_used else state.variances
+    variances = dense.search(start, rules.search.plan(len(points.h), 0))
     gain = dense.misfit(variances) - with_it.misfit(structure.variances)
-    is_used = gain > (-rule.loss if was_used else rule.gain * points.z.shape[1])
+    is_used = gain > (-rule.loss if was_used else rule.gain * d)
     structure = structure._replace(n=len(state.store.y), is_used=is_used)
     if is_used:
-        return Regressed(with_it, structure.variances, *rest, structure)
-    return Regressed(dense, variances, *rest, structure)
+        return _Fitted(with_it, structure.variances, structure)
+    return _Fitted(dense, variances, structure)
 
 
 def _near(points: Sample, rules: Rules) -> Sample:

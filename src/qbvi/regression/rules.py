@@ -497,7 +497,7 @@ class StructureRule:
     turns: int = 2  # batches, from then on, that cover all directions once: few coefficients are left
     iterations: int = 14  # of a first search ...
     again: int = 5  # ... and of one that starts from the structure in use
-    first: int = 5  # iterations before the hubs are used ...
+    first: int = 5  # iterations of a first search before hubs are chosen ...
     every: int = 4  # ... and until they are chosen again
     # Least noise, relative to degrees three and four: few points may seem to have none at all.
     least_noise: float = 1e-4
@@ -510,6 +510,10 @@ class StructureRule:
     def is_due(self, n: int, d: int, before: int) -> bool:
         """Whether to search with n points so far, if the last search had ``before``."""
         return d >= self.fewest and n >= max(self.points * d, self.growth * before)
+
+    def choices(self, *, is_first: bool) -> range:
+        """The iterations of a search that begin with a choice of the hubs."""
+        return range(self.first, self.iterations, self.every) if is_first else range(0, self.again, self.every)
 
     def is_settled(self, growth: Array, d: int) -> bool:
         """Whether enough points are near q, by their relative variances (n,)."""

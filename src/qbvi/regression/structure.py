@@ -128,8 +128,8 @@ def cubic_kernel(x: tuple[Floats, Floats], y: tuple[Floats, Floats]) -> Floats:
     r"""Covariance of random cubic polynomials of all hubs and one other coordinate.
 
     With g the inner product of k coordinates and s their squared lengths, all Hermite polynomials
-    of degree three have the kernel ``g (g^2 + 3 (k + 2 - s_x - s_y)) / 6``. This is its sum over all
-    others l, for the coordinates of the hubs and l. The polynomials of the hubs alone count once.
+    of degree three have the kernel ``g (g^2 + 3 (k + 2 - s_x - s_y)) / 6``. This is its sum over
+    all others l, for the coordinates of the hubs and l. Polynomials of the hubs alone count once.
     """
     (hx, lx), (hy, ly) = x, y
     k, others = hx.shape[1], lx.shape[1]
@@ -183,7 +183,8 @@ class StructuredRegression(HermiteRegression):
         second = quadratic_kernel(self._t[rows], self._t[columns], s, self._frame.rho) + s.dense * plain.second
         if not s.cubic:
             return plain._replace(second=second)
-        structured = cubic_kernel(*(tuple(part[at] for part in self._turned) for at in (rows, columns)))
+        hubs, others = self._turned
+        structured = cubic_kernel((hubs[rows], others[rows]), (hubs[columns], others[columns]))
         return plain._replace(second=second, third=(1 - s.cubic) * plain.third + s.cubic * structured)
 
     def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
@@ -253,7 +254,7 @@ class StructuredRegression(HermiteRegression):
         return max(prior - _explained(solved, features), 0.0)
 
     def _n_determined(self, solved: Solved, w: Floats) -> float:
-        """Effective number of coefficients of degree two: the trace of P K, by random quadratics."""
+        """Effective number of coefficients of degree two: the trace of P K, by random draws."""
         d = len(w)
         sd = np.sqrt(np.tril(w)) * np.where(np.eye(d), np.sqrt(0.5), 1.0)
         W = np.random.default_rng(0).standard_normal((_COUNTS, d, d)) * sd
@@ -273,7 +274,8 @@ def _combinations(p: int) -> Floats:
     """An orthonormal basis of p coefficients, or random signs that have its mean products."""
     if p <= _PROBES:
         return np.eye(p)
-    return np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, p)) / np.sqrt(_PROBES)
+    signs: Floats = np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, p)) / np.sqrt(_PROBES)
+    return signs
 
 
 def _explained(solved: Solved, features: Floats) -> float:
@@ -310,10 +312,9 @@ def find_structure(points: Sample, frame: Frame, rule: StructureRule, near: Stru
     found = likelihood.start() if near is None else likelihood.rescaled(_absolute(near))
     hubs = np.zeros(d, dtype=bool)
     for turn in range(rule.iterations if near is None else rule.again):
-        if near is not None or turn >= rule.first:
-            if (turn - rule.first) % rule.every == 0 or not turn:
-                hubs = found.rows > rule.hub * np.max(found.rows)
-                likelihood.assume(hubs)
+        if turn in rule.choices(is_first=near is None):
+            hubs = found.rows > rule.hub * np.max(found.rows)
+            likelihood.assume(hubs)
         found = likelihood.improved(found)
         found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
     return _relative(found, hubs, frame.rho)
@@ -342,7 +343,12 @@ def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Struc
     third = found.third + found.structured
     variances = Variances(found.fourth / third, level / found.tail, found.noise / found.tail)
     return Structure(
-        found.rows / level, found.own / level, max(found.dense / level, _LEAST_DENSE), hubs, found.structured / third, variances
+        found.rows / level,
+        found.own / level,
+        max(found.dense / level, _LEAST_DENSE),
+        hubs,
+        found.structured / third,
+        variances,
     )
 
 
@@ -365,7 +371,9 @@ class _RestrictedLikelihood:
         """Components of about the right size."""
         d = self._z.shape[1]
         size = float(np.var(self._y)) / float(np.mean(np.sum(self._t**2, axis=1) / d)) ** 2
-        return _Components(np.full(d, 0.1 * size / d**2), size / d, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size)
+        return _Components(
+            np.full(d, 0.1 * size / d**2), size / d, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size
+        )
 
     def rescaled(self, c: _Components) -> _Components:
         """The same components times the factor of the highest likelihood."""
