@@ -26,8 +26,9 @@ import qbvi
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 
-from oracles import GaussianTarget, LogisticRegression
 from problems import _normals, sampled_gap
+
+from oracles import GaussianTarget, LogisticRegression
 
 Array = NDArray[np.float64]
 HYPER = ("mu", "log_tau", "log_sigma", "slope", "of_groups")
@@ -80,6 +81,7 @@ class VaryingIntercepts:
 
     @property
     def d(self) -> int:
+        """Number of parameters."""
         return len(self.hyper) + self.groups
 
     @property
@@ -141,60 +143,70 @@ class VaryingIntercepts:
 
     def _local(self, theta: Array) -> Iterator[tuple[Array, Array, Array]]:
         """Mean derivatives of each term in the parameters that it depends on: the shared ones and one effect."""
-        y, x, group, w = self.data
-        p, at, k, S = self.named(theta), {n: i for i, n in enumerate(self.hyper)}, len(self.hyper), len(theta)
         if self.is_centred:
-            tau = np.exp(p["log_tau"])[:, None]
-            centre = p["mu"][:, None] + (p["of_groups"][:, None] * w if "of_groups" in at else 0.0)
-            z = (p["effect"] - centre) / tau
-            slopes = {at["mu"]: -1 / tau * np.ones_like(z), at["log_tau"]: -z, k: 1 / tau * np.ones_like(z)}
-            if "of_groups" in at:
-                slopes[at["of_groups"]] = -w / tau
-            g, H = np.zeros((k + 1, self.groups)), np.zeros((k + 1, k + 1, self.groups))
-            for i, a in slopes.items():
-                g[i] += (-z * a).mean(0)
-                for j, b in slopes.items():
-                    second = -a if j == at["log_tau"] else -b if i == at["log_tau"] else 0.0
-                    H[i, j] += (-a * b - z * second).mean(0)
-            g[at["log_tau"]] -= 1.0
-            yield g, H, np.arange(self.groups)
+            yield *self._prior_terms(theta), np.arange(self.groups)
+        n = len(self.data[0])
+        parts = np.array_split(theta, max(1, len(theta) * n // 4_000_000))
+        sums = [self._outcome_terms(part) for part in parts]
+        weights = [len(part) / len(theta) for part in parts]
+        g, H = (sum(w * x[i] for w, x in zip(weights, sums, strict=True)) for i in (0, 1))
+        yield g, H, self.data[2]
+
+    def _prior_terms(self, theta: Array) -> tuple[Array, Array]:
+        """Mean gradient (k + 1, groups) and Hessian of the log density of each centred effect."""
+        p, at, k, w = self.named(theta), {n: i for i, n in enumerate(self.hyper)}, len(self.hyper), self.data[3]
+        tau, of_groups = np.exp(p["log_tau"])[:, None], p.get("of_groups", np.zeros(len(theta)))[:, None]
+        z = (p["effect"] - p["mu"][:, None] - of_groups * w) / tau
+        one = np.ones_like(z)
+        slopes = {at["mu"]: -one / tau, at["log_tau"]: -z, k: one / tau}
+        if "of_groups" in at:
+            slopes[at["of_groups"]] = -w / tau
+        g, H = np.zeros((k + 1, self.groups)), np.zeros((k + 1, k + 1, self.groups))
+        for i, a in slopes.items():
+            g[i] += (-z * a).mean(0)
+            for j, b in slopes.items():
+                second = -a if j == at["log_tau"] else -b if i == at["log_tau"] else 0.0
+                H[i, j] += (-a * b - z * second).mean(0)
+        g[at["log_tau"]] -= 1.0
+        return g, H
+
+    def _outcome_terms(self, theta: Array) -> tuple[Array, Array]:
+        """Mean gradient (k + 1, n) and Hessian of the log density of each outcome."""
+        y, k, at = self.data[0], len(self.hyper), {n: i for i, n in enumerate(self.hyper)}
+        eta, slopes, bends = self._predictor(self.named(theta))
         g, H = np.zeros((k + 1, len(y))), np.zeros((k + 1, k + 1, len(y)))
-        for rows in np.array_split(np.arange(S), max(1, S * len(y) // 4_000_000)):
-            q = {n: v[rows] for n, v in p.items()}
-            one = np.ones((len(rows), 1))
-            if self.is_centred:
-                eta = q["effect"][:, group] + q["slope"][:, None] * x
-                slopes = {at["slope"]: one * x, k: np.ones_like(eta)}
-            else:
-                shift = np.exp(q["log_tau"])[:, None] * q["effect"][:, group]
-                eta = q["mu"][:, None] + shift + q["slope"][:, None] * x
-                slopes = {at["slope"]: one * x, k: np.exp(q["log_tau"])[:, None] * np.ones_like(eta)}
-                slopes |= {at["mu"]: np.ones_like(eta), at["log_tau"]: shift}
-                if "of_groups" in at:
-                    eta = eta + q["of_groups"][:, None] * w[group]
-                    slopes[at["of_groups"]] = one * w[group]
-            if self.is_normal:
-                scale = np.exp(-2 * q["log_sigma"])[:, None]
-                first, second, square = scale * (y - eta), -scale * np.ones_like(eta), scale * (y - eta) ** 2
-                s = at["log_sigma"]
-                g[s] += (square - 1).sum(0) / S
-                H[s, s] += (-2 * square).sum(0) / S
-            else:
-                first, second, s = y - expit(eta), -expit(eta) * expit(-eta), None
+        if self.is_normal:
+            scale, s = np.exp(-2 * self.named(theta)["log_sigma"])[:, None], at["log_sigma"]
+            first, second, square = scale * (y - eta), -scale * np.ones_like(eta), scale * (y - eta) ** 2
+            g[s] += (square - 1).mean(0)
+            H[s, s] -= 2 * square.mean(0)
             for i, a in slopes.items():
-                g[i] += (first * a).sum(0) / S
-                if s is not None:
-                    cross = (-2 * first * a).sum(0) / S
-                    H[i, s] += cross
-                    H[s, i] += cross
-                for j, b in slopes.items():
-                    H[i, j] += (second * a * b).sum(0) / S
-                    bent = not self.is_centred and at["log_tau"] in (i, j) and {i, j} <= {at["log_tau"], k}
-                    if bent:
-                        H[i, j] += (first * (shift if i == j == at["log_tau"] else slopes[k] if i != j else 0.0)).sum(
-                            0
-                        ) / S
-        yield g, H, group
+                H[i, s] = H[s, i] = -2 * (first * a).mean(0)
+        else:
+            first, second = y - expit(eta), -expit(eta) * expit(-eta)
+        for i, a in slopes.items():
+            g[i] += (first * a).mean(0)
+            for j, b in slopes.items():
+                H[i, j] += (second * a * b + first * bends.get((i, j), 0.0)).mean(0)
+        return g, H
+
+    def _predictor(self, p: dict[str, Array]) -> tuple[Array, dict[int, Array], dict[tuple[int, int], Array]]:
+        """The predictor of each outcome, with its first and second derivatives by parameter."""
+        _, x, group, w = self.data
+        at, k = {n: i for i, n in enumerate(self.hyper)}, len(self.hyper)
+        eta = p["effect"][:, group] + p["slope"][:, None] * x
+        one = np.ones_like(eta)
+        slopes = {at["slope"]: one * x, k: one}
+        if self.is_centred:
+            return eta, slopes, {}
+        tau, t = np.exp(p["log_tau"])[:, None], at["log_tau"]
+        shift = tau * p["effect"][:, group]
+        eta = p["mu"][:, None] + shift + p["slope"][:, None] * x
+        slopes |= {k: one * tau, at["mu"]: one, t: shift}
+        if "of_groups" in at:
+            eta = eta + p["of_groups"][:, None] * w[group]
+            slopes[at["of_groups"]] = one * w[group]
+        return eta, slopes, {(t, t): shift, (t, k): one * tau, (k, t): one * tau}
 
     def best(self, steps: int = 200) -> tuple[Array, Array]:
         """Mean and covariance of the best Gaussian, by its natural gradient from exact derivatives."""
@@ -217,6 +229,7 @@ class VaryingIntercepts:
         return mean, cov
 
     def case(self, name: str) -> Case:
+        """The model as a case of the benchmark."""
         best = self.best()
         return Case(
             name, self.log_likelihood, self.prior, lambda m, S: tuple(sampled_gap(self.log_joint, best, m, S)), self.d
