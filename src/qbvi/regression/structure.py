@@ -47,6 +47,8 @@ products.
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -54,9 +56,19 @@ import scipy
 from numpy.typing import NDArray
 
 from qbvi.families.base import GaussianFamily
-from qbvi.regression.hermite import Kernels, kernels
+from qbvi.regression.hermite import Covariance, kernels
 from qbvi.regression.rules import StructureRule, VarianceSearch
-from qbvi.regression.surrogate import HermiteRegression, Sample, Solved, Surrogate, Variances, leave_pairs_out
+from qbvi.regression.surrogate import (
+    HermiteRegression,
+    PriorCovariance,
+    Quadratic,
+    Sample,
+    Solved,
+    Surrogate,
+    Variances,
+    explained,
+    n_not_refuted,
+)
 
 __all__ = ["Structure", "StructuredRegression", "find_structure"]
 
@@ -64,6 +76,7 @@ Floats = NDArray[np.float64]
 
 _PROBES = 100  # random combinations of coefficients that estimate a trace
 _COUNTS = 20  # random quadratics that estimate how many coefficients the points determine
+_ROWS = 256  # of a covariance that are added to at a time: they fit the cache
 _SMALLEST = 1e-300  # keeps a zero out of a denominator
 _LEAST_DENSE = 1e-8  # least share of a dense matrix: what is impossible could never be refuted
 _REVIVED = 1e-3  # least relative variance at the start of a search: an update cannot leave zero
@@ -107,13 +120,16 @@ class Frame(NamedTuple):
         return turned[:k].T, turned[k:].T
 
 
-def quadratic_kernel(t: Floats, other: Floats, structure: Structure, rho: Floats) -> Floats:
-    """Prior covariance of ``t'Wt / 2``, less its mean under q, between points (n, d) and (m, d)."""
+def quadratic_kernel(t: Floats, structure: Structure, rho: Floats) -> Floats:
+    """Prior covariance of ``t'Wt / 2``, less its mean under q, between all points (n, d)."""
     v, own = structure.rows, structure.own
-    kernel = (t @ other.T) * ((t * v) @ other.T) + (t**2 * (0.5 * own - v)) @ (other**2).T
+    kernel: Floats = t @ t.T
+    kernel *= (t * v) @ t.T
+    kernel += (t**2 * (0.5 * own - v)) @ (t**2).T
     M = pair_variances(structure) * rho
-    mean, other_mean = (0.5 * np.sum(x @ M * x, axis=1) for x in (t, other))
-    kernel += 0.5 * np.sum(M * rho) - mean[:, None] - other_mean[None, :]
+    mean = 0.5 * np.sum(t @ M * t, axis=1)
+    kernel += 0.5 * np.sum(M * rho) - mean[:, None]
+    kernel -= mean
     return kernel
 
 
@@ -124,30 +140,59 @@ def pair_variances(structure: Structure) -> Floats:
     return w
 
 
-def cubic_kernel(x: tuple[Floats, Floats], y: tuple[Floats, Floats]) -> Floats:
-    r"""Covariance of random cubic polynomials of all hubs and one other coordinate.
+def cubic_kernel(hubs: Floats, others: Floats) -> Floats:
+    r"""Covariance of random cubic polynomials of the hubs (n, k) and one of the others (n, d - k).
 
     With g the inner product of k coordinates and s their squared lengths, all Hermite polynomials
     of degree three have the kernel ``g (g^2 + 3 (k + 2 - s_x - s_y)) / 6``. This is its sum over
     all others l, for the coordinates of the hubs and l. Polynomials of the hubs alone count once.
     """
-    (hx, lx), (hy, ly) = x, y
-    k, others = hx.shape[1], lx.shape[1]
-    g, s = hx @ hy.T, np.sum(hx**2, axis=1)[:, None] + np.sum(hy**2, axis=1)[None, :]
-    own = np.sum(lx**2, axis=1)[:, None] + np.sum(ly**2, axis=1)[None, :]
-    one, two, three = (lx**p @ (ly**p).T for p in (1, 2, 3))
-    crossed = lx**3 @ ly.T + lx @ (ly**3).T
-    hubs = g * (g**2 + 3 * (k + 2 - s))
-    # The sum over l of g_l (g_l^2 + 3 (k + 3 - s_l)), less that of the hubs alone for each of them.
-    total = 3 * g**2 * one + 3 * g * two + three + 3 * ((k + 3 - s) * one + others * g - g * own - crossed)
-    count = _n_cubic(k) + others * (_n_cubic(k + 1) - _n_cubic(k))
-    kernel: Floats = (hubs + total) / (6 * count)
+    k, n_others = hubs.shape[1], others.shape[1]
+    g, square, own = hubs @ hubs.T, np.sum(hubs**2, axis=1), np.sum(others**2, axis=1)
+    rest = k + 3 - square[:, None] - square  # k + 3 less the squared lengths
+    one = others @ others.T
+    # The polynomials of the hubs alone, and the sum over l of g_l (g_l^2 + 3 (k + 3 - s_l)), less
+    # that of the hubs alone for each of them.
+    kernel: Floats = (g**2 + 3 * (rest - 1 + n_others - own[:, None] - own)) * g
+    kernel += 3 * (g**2 + rest) * one
+    kernel += 3 * g * (others**2 @ (others**2).T)
+    crossed = others**3 @ others.T
+    kernel += others**3 @ (others**3).T - 3 * (crossed + crossed.T)
+    kernel /= 6 * (_n_cubic(k) + n_others * (_n_cubic(k + 1) - _n_cubic(k)))
     return kernel
 
 
 def _n_cubic(k: int) -> int:
     """Polynomials of degree three in k coordinates."""
     return k * (k + 1) * (k + 2) // 6
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredCovariance:
+    """Prior covariance of the polynomials of degree two to four, with a structure."""
+
+    plain: Covariance  # without a structure
+    quadratic: Floats  # (n, n) kernel of the structured matrix
+    cubic: Floats | None  # (n, n) kernel of the structured polynomials of degree three, if any
+    dense: float  # share of a dense matrix
+    share: float  # share of degree three that is structured
+
+    @classmethod
+    def of(cls, z: Floats, frame: Frame, structure: Structure) -> StructuredCovariance:
+        """The covariance of points z (n, d)."""
+        quadratic = quadratic_kernel(z @ frame.A.T, structure, frame.rho)
+        cubic = cubic_kernel(*frame.conditional(z, structure.hubs)) if structure.cubic else None
+        return cls(Covariance(z), quadratic, cubic, structure.dense, structure.cubic)
+
+    def write(self, quadratic: float, omega: float, out: Floats) -> None:
+        """Write degree two with variance ``quadratic``, plus the tail, into ``out`` (n, n)."""
+        weights = np.array([quadratic * self.dense, (1 - self.share) / (1 + omega), omega / (1 + omega)])
+        self.plain.write_sum(weights, out)
+        for part in np.array_split(np.arange(len(out)), max(1, len(out) // _ROWS)):
+            tile = slice(part[0], part[-1] + 1), slice(part[0], None)
+            out[tile] += quadratic * self.quadratic[tile]
+            if self.cubic is not None:
+                out[tile] += self.share / (1 + omega) * self.cubic[tile]
 
 
 class StructuredRegression(HermiteRegression):
@@ -167,66 +212,47 @@ class StructuredRegression(HermiteRegression):
 
     def __init__(self, points: Sample, frame: Frame, structure: Structure, rules: VarianceSearch | None = None) -> None:
         self._frame, self.structure = frame, structure
-        self._t = points.z @ frame.A.T
-        self._turned = frame.conditional(points.z, structure.hubs)
         d = points.z.shape[1]
         log_joint = points.h - 0.5 * (np.sum(points.z**2, axis=1) - d)
         super().__init__(points._replace(h=log_joint), rules=rules)
 
-    def _free_features(self, z: Floats) -> Floats:
-        """A constant and z: the prior of degree two covers the squared radius."""
-        return np.column_stack([np.ones(len(z)), z])
+    def _prior(self) -> PriorCovariance:
+        return StructuredCovariance.of(self.points.z, self._frame, self.structure)
 
-    def _kernels(self, rows: slice, columns: slice) -> Kernels:
-        z, s = self.points.z, self.structure
-        plain = kernels(z[rows], z[columns])
-        second = quadratic_kernel(self._t[rows], self._t[columns], s, self._frame.rho) + s.dense * plain.second
-        if not s.cubic:
-            return plain._replace(second=second)
-        hubs, others = self._turned
-        structured = cubic_kernel((hubs[rows], others[rows]), (hubs[columns], others[columns]))
-        return plain._replace(second=second, third=(1 - s.cubic) * plain.third + s.cubic * structured)
+    def _free_features(self) -> Floats:
+        """A constant and z: the prior of degree two covers the squared radius."""
+        return np.column_stack([np.ones(len(self.points.z)), self.points.z])
 
     def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """The posterior with the largest variance of a dense matrix that the draws do not refute.
 
         It answers what the prior takes for granted: that other parameters do not interact.
         """
-        limit, bold = self.misfit(variances) + self._rules.slack, self
-        raw = self.points._replace(h=self.points.h + 0.5 * (np.sum(self.points.z**2, axis=1) - self.points.z.shape[1]))
-        for _ in range(self._rules.boldest):
-            dense = self._rules.bolder * bold.structure.dense
-            trial = StructuredRegression(raw, self._frame, self.structure._replace(dense=dense), self._rules)
-            if dense > 1 or trial.misfit(variances) > limit:
-                break
-            bold = trial
-        return bold.posterior(variances, family)
+        limit, least = self.misfit(variances) + self._rules.slack, self.structure.dense
+        shares = least * self._rules.bolder ** np.arange(1, self._rules.boldest + 1)
+        shares = shares[shares <= 1]
+        n = n_not_refuted(len(shares), lambda i: self._bolder(shares[i]).misfit(variances) > limit)
+        return (self._bolder(shares[n - 1]) if n else self).posterior(variances, family)
 
-    def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
-        """Posterior of the coefficients; ``family`` decides which of degree two count."""
-        solved = self.solve(variances)
-        left_out = leave_pairs_out(solved, self.points.pair)
-        scale, d, z = self.scale(left_out, variances), family.dim, self.points.z
-        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
-        free_variance = np.sum(scipy.linalg.solve_triangular(solved.R, np.eye(d + 1), check_finite=False) ** 2, axis=1)
-        w, A = variances.quadratic * pair_variances(self.structure), self._frame.A
+    def _bolder(self, dense: float) -> StructuredRegression:
+        """The same regression with another share of a dense matrix."""
+        other = copy(self)
+        other.structure = self.structure._replace(dense=dense)
+        assert isinstance(self._covariance, StructuredCovariance)
+        other._covariance = replace(self._covariance, dense=dense)
+        other._factored, other._misfits = {}, {}
+        return other
+
+    def _quadratic(
+        self, solved: Solved, variances: Variances, family: GaussianFamily, free_variance: Floats
+    ) -> Quadratic:
+        z, d, A = self.points.z, family.dim, self._frame.A
+        w = variances.quadratic * pair_variances(self.structure)
         dense = variances.quadratic * self.structure.dense / (d * (d + 1) / 2)
-        W = w * ((self._t.T * solved.alpha) @ self._t)
-        C = A.T @ W @ A + dense * ((z.T * solved.alpha) @ z) + np.eye(d)
-        quadratic = self._uncertain(solved, family, w, dense)
-        return Surrogate(
-            bound=self._centre + float(free[0]),
-            bound_se=float(np.sqrt(scale * free_variance[0])),
-            b=free[1:],
-            C=0.5 * (C + C.T),
-            b_variance=scale * free_variance[1:],
-            quadratic_variance=scale * quadratic,
-            curvature_sd=float(np.sqrt(scale * quadratic / self._n_uncertain(family))),
-            white=d * left_out.odd + self._n_determined(solved, w) * left_out.even,
-            scale=scale,
-            variances=variances,
-            errors=left_out.residuals,
-        )
+        M = (z.T * solved.alpha) @ z
+        C = A.T @ (w * (A @ M @ A.T)) @ A + dense * M + np.eye(d)
+        variance = self._uncertain(solved, family, w, dense)
+        return Quadratic(C, variance, self._n_uncertain(family), self._n_determined(solved, w))
 
     def _n_uncertain(self, family: GaussianFamily) -> float:
         """Number of coefficients that share the error of C: those in the rows of the hubs.
@@ -251,7 +277,7 @@ class StructuredRegression(HermiteRegression):
         seen = A @ G @ A.T
         features = np.stack([self._values(w * s, dense * g) for s, g in zip(seen, G, strict=True)], axis=1)
         prior = 0.5 * float(np.sum(seen**2 * w)) + dense * float(np.sum(u**2))
-        return max(prior - _explained(solved, features), 0.0)
+        return max(prior - explained(solved, features), 0.0)
 
     def _n_determined(self, solved: Solved, w: Floats) -> float:
         """Effective number of coefficients of degree two: the trace of P K, by random draws."""
@@ -259,7 +285,7 @@ class StructuredRegression(HermiteRegression):
         sd = np.sqrt(np.tril(w)) * np.where(np.eye(d), np.sqrt(0.5), 1.0)
         W = np.random.default_rng(0).standard_normal((_COUNTS, d, d)) * sd
         features = np.stack([self._values(x + x.T) for x in W], axis=1)
-        return _explained(solved, features) / _COUNTS
+        return explained(solved, features) / _COUNTS
 
     def _values(self, W: Floats, G: Floats | None = None) -> Floats:
         """``t'Wt / 2 + z'Gz / 2`` at the points (n,)."""
@@ -276,12 +302,6 @@ def _combinations(p: int) -> Floats:
         return np.eye(p)
     signs: Floats = np.random.default_rng(0).choice([-1.0, 1.0], (_PROBES, p)) / np.sqrt(_PROBES)
     return signs
-
-
-def _explained(solved: Solved, features: Floats) -> float:
-    """The sum of ``f'Pf`` over features f, the columns."""
-    whitened = scipy.linalg.solve_triangular(solved.factor, features, lower=True, check_finite=False)
-    return float(np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2))
 
 
 class _Components(NamedTuple):
@@ -364,8 +384,7 @@ class _RestrictedLikelihood:
 
     def assume(self, hubs: NDArray[np.bool_]) -> None:
         """Let cubic polynomials be those of these hubs and one other parameter."""
-        turned = self._frame.conditional(self._z, hubs)
-        self._structured = cubic_kernel(turned, turned)
+        self._structured = cubic_kernel(*self._frame.conditional(self._z, hubs))
 
     def start(self) -> _Components:
         """Components of about the right size."""
@@ -383,7 +402,7 @@ class _RestrictedLikelihood:
 
     def _covariance(self, c: _Components) -> Floats:
         s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, Variances())
-        V = quadratic_kernel(self._t, self._t, s, self._frame.rho)
+        V = quadratic_kernel(self._t, s, self._frame.rho)
         for name, kernel in self._parts().items():
             V += getattr(c, name) * kernel
         V[np.diag_indices_from(V)] += c.noise * self._growth
