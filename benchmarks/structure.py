@@ -245,6 +245,8 @@ def _uneven(groups: int, mean: float, seed: int) -> tuple[int, ...]:
 def hierarchical(seed: int) -> dict[str, VaryingIntercepts]:
     """The hierarchical models; the seed draws their data."""
     return {
+        "normal-12": VaryingIntercepts(12, (10,) * 12, seed=seed),
+        "normal-20": VaryingIntercepts(20, (10,) * 20, seed=seed),
         "normal-40": VaryingIntercepts(40, (10,) * 40, seed=seed),
         "uneven-40": VaryingIntercepts(40, _uneven(40, 8.0, seed), tau=0.5, seed=seed),
         "bernoulli-40": VaryingIntercepts(40, (20,) * 40, is_normal=False, seed=seed),

@@ -13,23 +13,26 @@ from qbvi.random import orthogonal_pairs
 from qbvi.regression.regress import regress
 from qbvi.regression.rules import Rules, StructureRule
 from qbvi.regression.structure import (
+    Finding,
     Frame,
     Structure,
     StructuredRegression,
     cubic_kernel,
     find_structure,
+    first_rows,
     pair_variances,
     quadratic_kernel,
 )
 from qbvi.regression.surrogate import Sample, Variances
 
 HUBS = 3
+EAGER = Rules(structure=StructureRule(points=8, wins=1))  # an early search, whose result is used at once
 
 
-def arrow(rng: np.random.Generator, d: int) -> np.ndarray:
+def arrow(rng: np.random.Generator, d: int, coupling: float = 0.4) -> np.ndarray:
     """A precision matrix in which the first parameters interact with all, and the others with these only."""
     P = np.diag(rng.uniform(1.0, 3.0, d))
-    P[:HUBS, HUBS:] = rng.uniform(-0.4, 0.4, (HUBS, d - HUBS))
+    P[:HUBS, HUBS:] = rng.uniform(-coupling, coupling, (HUBS, d - HUBS))
     P[HUBS:, :HUBS] = P[:HUBS, HUBS:].T
     P[:HUBS, :HUBS] += 0.3 * d * np.eye(HUBS)
     return P
@@ -56,6 +59,14 @@ def structure_of(rows: np.ndarray, **changes: object) -> Structure:
 def sample(rng: np.random.Generator, n: int, d: int, h: object) -> Sample:
     z = np.concatenate([orthogonal_pairs(rng, 2 * d, d) for _ in range(-(-n // (2 * d)))])[:n]
     return Sample(z, h(z), np.ones(n), np.arange(n)[-2 * d :] // 2, 1e-20)
+
+
+def structure_in(points: Sample, frame: Frame) -> Structure:
+    first = first_rows(points, frame, StructureRule())
+    assert first is not None
+    found = find_structure(points, frame, StructureRule(), first)
+    assert found is not None
+    return found
 
 
 def residual(P: np.ndarray, factor: np.ndarray, slope: np.ndarray):
@@ -112,7 +123,7 @@ def test_the_hubs_of_an_arrow_are_found_whatever_the_correlations_of_q(rng):
     P = arrow(rng, d)
     frame, factor = frame_of(rng, d)
     h, _ = residual(P, factor, np.ones(d))
-    found = find_structure(sample(rng, 8 * d, d, h), frame, StructureRule())
+    found = structure_in(sample(rng, 8 * d, d, h), frame)
     assert np.flatnonzero(found.hubs).tolist() == list(range(HUBS))
 
 
@@ -123,7 +134,7 @@ def test_an_arrow_takes_fewer_points_than_a_quadratic_has_coefficients(rng):
     slope = rng.standard_normal(d)
     h, C = residual(P, factor, slope)
     points = sample(rng, 8 * d, d, h)  # 240; the quadratic has 495 coefficients
-    found = find_structure(points, frame, StructureRule())
+    found = structure_in(points, frame)
     answer = StructuredRegression(points, frame, found).posterior(found.variances, Gaussian(d))
     assert 0.25 * np.sum((answer.C - C) ** 2) < 1e-3 * 0.25 * np.sum(C**2)
     np.testing.assert_allclose(answer.b, slope, atol=1e-3)
@@ -190,20 +201,62 @@ def curved(P: np.ndarray):
 
 
 def test_an_arrow_is_used_and_a_dense_matrix_is_not():
-    d, rng = 20, np.random.default_rng(1)
+    d, rng = 40, np.random.default_rng(1)
     used = []
-    for P in (arrow(rng, d), dense(rng, d)):
-        family, state = state_after(curved(P), d, 10 * d, rng)
-        found = regress(family, state, Rules())
-        assert found.structure is not None
-        used.append(found.structure.is_used)
-        assert isinstance(found.regression, StructuredRegression) == found.structure.is_used
+    for P in (arrow(rng, d, coupling=0.8), dense(rng, d)):
+        family, state = state_after(curved(P), d, 12 * d, rng)
+        found = regress(family, state, EAGER)
+        assert found.finding.due > len(state.store.y)
+        used.append(found.finding.is_used)
+        assert isinstance(found.regression, StructuredRegression) == used[-1]
     assert used == [True, False]
 
 
-def test_below_thirteen_dimensions_no_structure_is_looked_for(rng):
-    family, state = state_after(curved(arrow(rng, 12)), 12, 240, rng)
-    assert regress(family, state, Rules()).structure is None
+def test_below_thirty_dimensions_no_structure_is_looked_for(rng):
+    family, state = state_after(curved(arrow(rng, 29)), 29, 580, rng)
+    assert regress(family, state, Rules()).finding == Finding()
+
+
+def test_without_a_structure_the_regression_is_the_dense_one(rng):
+    """A search in vain changes nothing, and the next one waits until the points have grown."""
+    d = 30
+    family, state = state_after(curved(dense(rng, d)), d, 10 * d, rng)
+    rules, never = EAGER, Rules(structure=StructureRule(fewest=100))
+    found, plain = regress(family, state, rules), regress(family, state, never)
+    assert found.variances == plain.variances
+    np.testing.assert_array_equal(
+        found.regression.posterior(found.variances, family).C, plain.regression.posterior(plain.variances, family).C
+    )
+    rule, n = rules.structure, len(state.store.y)
+    assert found.finding == Finding(2 * n)
+    assert [rule.is_due(m, d, 2 * d, 2 * n, is_known=False) for m in (n, 2 * n)] == [False, True]
+
+
+def test_a_structure_is_used_after_three_wins_in_a_row():
+    rule, structure = StructureRule(), structure_of(np.ones(40))
+    finding = Finding(400)
+    for is_used in (False, False, True):
+        finding = finding.compared(structure, 41.0, rule)
+        assert finding.is_used is is_used
+    assert Finding(400, structure, 2).compared(structure, 39.0, rule) == Finding()
+
+
+def test_a_structure_in_use_is_given_up_after_three_losses_in_a_row():
+    rule, structure = StructureRule(), structure_of(np.ones(40))
+    finding = Finding(400, structure, 3, 0, is_used=True)
+    assert finding.compared(structure, -3.0, rule).is_used
+    for _ in range(2):
+        finding = finding.compared(structure, -5.0, rule)
+        assert not finding.is_used
+        assert finding.structure is structure
+    assert finding.compared(structure, -3.0, rule).is_used
+    assert finding.compared(structure, -5.0, rule) == Finding()
+
+
+def test_as_many_near_points_as_coefficients_need_no_structure():
+    rule, d = StructureRule(), 40
+    assert rule.is_due(2000, d, d * (d + 3) // 2 - 1, 0, is_known=False)
+    assert not rule.is_due(2000, d, d * (d + 3) // 2, 0, is_known=False)
 
 
 def test_a_fit_of_many_groups_settles_within_its_tolerance():
@@ -214,6 +267,7 @@ def test_a_fit_of_many_groups_settles_within_its_tolerance():
     fit = qbvi.fit(
         lambda theta: -0.5 * np.sum((theta - mean) @ P * (theta - mean), axis=1) + 0.5 * np.sum(theta**2, axis=1),
         qbvi.Normal(0, 1, shape=d),
+        method=qbvi.Regression(rules=EAGER),
         vectorized=True,
         seed=1,
     )
@@ -223,4 +277,4 @@ def test_a_fit_of_many_groups_settles_within_its_tolerance():
     missing = 0.5 * (np.trace(ratio) - d - np.linalg.slogdet(ratio)[1] + off @ P @ off)
     assert fit.converged
     assert missing < 0.01
-    assert fit.n_evals < 800  # a dense regression takes 1,300
+    assert fit.n_evals < 800  # a dense regression takes 1,146

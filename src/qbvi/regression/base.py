@@ -202,8 +202,7 @@ class RegressionMethod(Algorithm):
     def _n_directions(self, family: Any, state: RegressionState) -> int:
         """Directions that one batch covers."""
         rule, d = self.rules.structure, int(family.n_whitened)
-        is_structured = state.structure is not None and state.structure.is_used
-        return d // rule.turns if is_structured and state.n_effective >= rule.enough * d else d
+        return d // rule.turns if state.finding.is_used and state.n_effective >= rule.enough * d else d
 
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values

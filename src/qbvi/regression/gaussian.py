@@ -20,7 +20,7 @@ from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by
 from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
-from qbvi.regression.structure import Structure
+from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
 
 __all__ = ["Regression", "longest_step"]
@@ -29,13 +29,15 @@ Floats = NDArray[np.float64]
 
 _THERE = 1e-6  # standard deviations between the mean of q and a point, below which they are the same
 
+_NOTHING = Finding()
+
 
 @dataclass(frozen=True, eq=False)
 class _Answer(Answer):
     regression: HermiteRegression
     surrogate: Surrogate
     is_credible: bool = True  # whether the bound agrees with the plain mean of the newest draws
-    structure: Structure | None = None  # which parameters interact, as far as was found out
+    finding: Finding = _NOTHING  # which parameters interact, as far as is known
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class Regression(RegressionMethod):
             misfit=1.0,
             n_effective=0.0,
             n_before=len(state.store.past),
-            structure=None,
+            finding=Finding(),
         )
 
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
@@ -201,7 +203,7 @@ class Regression(RegressionMethod):
         n_limited = state.n_limited + 1 if move.is_restricted else 0
         assert isinstance(answer, _Answer)
         is_concave = state.is_concave and not move.is_upward
-        return state._replace(is_concave=is_concave, n_limited=n_limited, structure=answer.structure)
+        return state._replace(is_concave=is_concave, n_limited=n_limited, finding=answer.finding)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -222,7 +224,7 @@ class Regression(RegressionMethod):
             n_effective=found.n_effective,
             regression=found.regression,
             surrogate=surrogate,
-            structure=found.structure,
+            finding=found.finding,
         )
 
     def _curvature(self, family: GaussianFamily, state: RegressionState) -> Floats:

@@ -10,6 +10,7 @@ the fits that report convergence, and on the number of fits that do not.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -489,39 +490,64 @@ class VarianceSearch:
 class StructureRule:
     """When the method looks for parameters that do not interact, and when it relies on that."""
 
-    fewest: int = 13  # dimensions: below, a dense quadratic takes few evaluations
-    points: int = 4  # points for each dimension before the first search ...
-    growth: float = 1.3  # ... and the factor by which they grow before the next
+    fewest: int = 30  # dimensions: below, a dense quadratic takes about as few evaluations
+    # Points for each dimension before the first search. With fewer, nearly every prior with few
+    # coefficients predicts better than a dense one ...
+    points: int = 16
+    growth: float = 2.0  # ... and the factor by which they grow before the next
+    again: float = 1.3  # the same, if there seem to be hubs
     most_points: int = 1500  # that a search uses: it costs the cube of their number
     near: float = 10.0  # largest relative variance of a point that takes part ...
     fewest_near: int = 10  # ... unless there are fewer of them for each dimension
-    # Near points for each dimension from which a structure holds until the next search. With fewer,
-    # q has just moved, and only the iteration of a search relies on it.
+    # Near points for each dimension from which a structure holds until the next search is due. With
+    # fewer, q has just moved, and each iteration updates it.
     enough: float = 3.0
     turns: int = 2  # batches, from then on, that cover all directions once: few coefficients are left
-    iterations: int = 14  # of a first search ...
-    again: int = 5  # ... and of one that starts from the structure in use
-    first: int = 5  # iterations of a first search before hubs are chosen ...
-    every: int = 4  # ... and until they are chosen again
+    # The first iterations take few points for each dimension. The search goes on if most of the
+    # variance is in few rows: their effective number is below this share.
+    few: int = 6
+    first: int = 8
+    uneven: float = 0.2
+    search_points: int = 8  # points for each dimension that the first choice of hubs takes
+    iterations: int = 4  # for one choice of the hubs ...
+    choices: int = 3  # ... and choices of a search; an update has one
     # Least noise, relative to degrees three and four: few points may seem to have none at all.
     least_noise: float = 1e-4
     hub: float = 0.01  # least variance of a hub, relative to that of the largest
-    # Gain in deviance that the structure must bring for each dimension, as each has a variance ...
-    gain: float = 0.5
-    # ... and loss that ends the use of a structure: two standard deviations, as for variances.
+    # Largest share of hubs: they have half of all coefficients.
+    hubs: float = 0.25
+    # Gain in deviance that a structure must bring for each dimension, as each has a variance ...
+    gain: float = 1.0
+    wins: int = 3  # ... and so often in a row, before it is used
+    # Loss that a structure in use may have: two standard deviations, as for variances. So many
+    # larger losses in a row end its use.
     loss: float = 4.0
+    losses: int = 3
 
-    def is_due(self, n: int, d: int, before: int) -> bool:
-        """Whether to search with n points so far, if the last search had ``before``."""
-        return d >= self.fewest and n >= max(self.points * d, self.growth * before)
+    def is_due(self, n: int, d: int, n_near: int, due: int, *, is_known: bool) -> bool:
+        """Whether to search with n points so far, ``n_near`` of them near q.
 
-    def choices(self, *, is_first: bool) -> range:
-        """The iterations of a search that begin with a choice of the hubs."""
-        return range(self.first, self.iterations, self.every) if is_first else range(0, self.again, self.every)
+        ``due`` is n at which the last search said that the next is due. If no structure is known,
+        and there are as many near points as coefficients, a dense prior needs no help.
+        """
+        is_enough = d >= self.fewest and n >= max(self.points * d, due)
+        return is_enough and (is_known or n_near < d * (d + 3) // 2)
 
-    def is_settled(self, growth: Array, d: int) -> bool:
-        """Whether enough points are near q, by their relative variances (n,)."""
-        return int((growth <= self.near).sum()) >= self.enough * d
+    def next_search(self, n: int, *, is_likely: bool) -> int:
+        """Points from which on the next search is due, after one with n points."""
+        return math.ceil(n * (self.again if is_likely else self.growth))
+
+    def has_moved(self, d: int, n_near: int) -> bool:
+        """Whether few points are near q, so that a structure in use needs an update."""
+        return n_near < self.enough * d
+
+    def is_uneven(self, rows: Array) -> bool:
+        """Whether few rows have most of the variance (d,)."""
+        return bool(rows.sum() ** 2 < self.uneven * rows.shape[0] * (rows**2).sum())
+
+    def n_near(self, growth: Array) -> int:
+        """Number of points near q, by their relative variances (n,)."""
+        return int((growth <= self.near).sum())
 
 
 @dataclass(frozen=True)

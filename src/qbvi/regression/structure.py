@@ -70,7 +70,7 @@ from qbvi.regression.surrogate import (
     n_not_refuted,
 )
 
-__all__ = ["Structure", "StructuredRegression", "find_structure"]
+__all__ = ["Finding", "Structure", "StructuredRegression", "find_structure", "first_rows", "update_structure"]
 
 Floats = NDArray[np.float64]
 
@@ -93,9 +93,31 @@ class Structure(NamedTuple):
     dense: float  # of a dense matrix, as a share
     hubs: NDArray[np.bool_]  # (d,) parameters that interact with all others
     cubic: float  # share of degree three that is structured
-    variances: Variances  # of degrees and noise: where a search starts
-    n: int = 0  # points in the store when it was found
-    is_used: bool = True  # whether it predicts better than a dense prior
+    variances: Variances  # of degrees and noise
+
+
+class Finding(NamedTuple):
+    """What is known about the structure of a log joint."""
+
+    due: int = 0  # points in the store from which on the next search is due
+    structure: Structure | None = None  # None if there is none
+    n_won: int = 0  # how often in a row it predicted better than a dense prior ...
+    n_lost: int = 0  # ... or worse, after it was in use
+    is_used: bool = False  # whether the last regression had a structured prior ...
+    dense: Variances | None = None  # ... and then, the variances of a dense one
+
+    def compared(self, found: Structure, gain: float, rule: StructureRule) -> Finding:
+        """The finding after a comparison: ``gain`` is what a structure gains over a dense prior.
+
+        Far from the optimum, a dense prior may lose once. So a new structure has to win several
+        times in a row before it is used. One in use is given up after several losses in a row.
+        """
+        if self.n_won < rule.wins:
+            is_won = gain > rule.gain * len(found.rows)
+            return Finding(self.due, found, self.n_won + 1, 0, self.n_won + 1 == rule.wins) if is_won else Finding()
+        if gain > -rule.loss:
+            return Finding(self.due, found, rule.wins, 0, True)
+        return Finding(self.due, found, rule.wins, self.n_lost + 1) if self.n_lost + 1 < rule.losses else Finding()
 
 
 class Frame(NamedTuple):
@@ -120,11 +142,14 @@ class Frame(NamedTuple):
         return turned[:k].T, turned[k:].T
 
 
-def quadratic_kernel(t: Floats, structure: Structure, rho: Floats) -> Floats:
-    """Prior covariance of ``t'Wt / 2``, less its mean under q, between all points (n, d)."""
+def quadratic_kernel(t: Floats, structure: Structure, rho: Floats, gram: Floats | None = None) -> Floats:
+    """Prior covariance of ``t'Wt / 2``, less its mean under q, between all points (n, d).
+
+    ``gram`` is ``t @ t.T``, if it is known.
+    """
     v, own = structure.rows, structure.own
-    kernel: Floats = t @ t.T
-    kernel *= (t * v) @ t.T
+    kernel: Floats = (t * v) @ t.T
+    kernel *= t @ t.T if gram is None else gram
     kernel += (t**2 * (0.5 * own - v)) @ (t**2).T
     M = pair_variances(structure) * rho
     mean = 0.5 * np.sum(t @ M * t, axis=1)
@@ -321,23 +346,56 @@ class _Components(NamedTuple):
         return self.third + self.structured + self.fourth
 
 
-def find_structure(points: Sample, frame: Frame, rule: StructureRule, near: Structure | None = None) -> Structure:
-    """The structure with the highest restricted likelihood.
+def first_rows(points: Sample, frame: Frame, rule: StructureRule) -> _Components | None:
+    """Variances from a few iterations on few points; None if no rows stand out."""
+    few = _RestrictedLikelihood(points, frame, rule.few * points.z.shape[1], is_quadratic=True)
+    found = few.start()
+    for _ in range(rule.first):
+        found = few.improved(found)
+    return found if rule.is_uneven(found.rows) else None
 
-    The search starts from the structure ``near``, if there is one. Held-out points take part.
+
+def find_structure(points: Sample, frame: Frame, rule: StructureRule, first: _Components) -> Structure | None:
+    """The structure with the highest restricted likelihood; None if it has many hubs.
+
+    ``first`` is from `first_rows`. Held-out points take part.
     """
-    z, d = points.z, points.z.shape[1]
-    y = points.h - 0.5 * (np.sum(z**2, axis=1) - d)
-    likelihood = _RestrictedLikelihood(z, y - np.median(y), points.growth, frame)
-    found = likelihood.start() if near is None else likelihood.rescaled(_absolute(near))
-    hubs = np.zeros(d, dtype=bool)
-    for turn in range(rule.iterations if near is None else rule.again):
-        if turn in rule.choices(is_first=near is None):
-            hubs = found.rows > rule.hub * np.max(found.rows)
-            likelihood.assume(hubs)
+    d, most = points.z.shape[1], rule.search_points * points.z.shape[1]
+    found = _RestrictedLikelihood(points, frame, most).start()._replace(rows=first.rows, own=first.own)
+    hubs = np.ones(d, dtype=bool)
+    for most_points in (most, *(rule.choices - 1) * (rule.most_points,)):
+        found, hubs = _with_hubs(_RestrictedLikelihood(points, frame, most_points), found, rule)
+        if np.sum(found.rows > rule.hub * np.max(found.rows)) > rule.hubs * d:
+            return None
+    return _relative(found, hubs, frame.rho)
+
+
+def update_structure(points: Sample, frame: Frame, rule: StructureRule, last: Structure) -> Structure:
+    """The structure with the highest restricted likelihood, near the one of the last search."""
+    likelihood = _RestrictedLikelihood(points, frame, rule.most_points)
+    return _relative(*_with_hubs(likelihood, _absolute(last), rule), frame.rho)
+
+
+def _with_hubs(
+    likelihood: _RestrictedLikelihood, found: _Components, rule: StructureRule
+) -> tuple[_Components, NDArray[np.bool_]]:
+    """Choose the hubs, and improve all components for them."""
+    hubs = found.rows > rule.hub * np.max(found.rows)
+    likelihood.assume(hubs)
+    found = likelihood.rescaled(found)
+    for _ in range(rule.iterations):
         found = likelihood.improved(found)
         found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
-    return _relative(found, hubs, frame.rho)
+    return found, hubs
+
+
+def _first_rows(points: Sample, frame: Frame, rule: StructureRule) -> _Components:
+    """Components after a few iterations on few points, without degrees three and four."""
+    likelihood = _RestrictedLikelihood(points, frame, rule.few * points.z.shape[1], is_quadratic=True)
+    found = likelihood.start()
+    for _ in range(rule.first):
+        found = likelihood.improved(found)
+    return found
 
 
 def _absolute(structure: Structure) -> _Components:
@@ -373,26 +431,34 @@ def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Struc
 
 
 class _RestrictedLikelihood:
-    """Variance components of one set of points, and their update."""
+    """Variance components of the last points, at most so many, and their update.
 
-    def __init__(self, z: Floats, y: Floats, growth: Floats, frame: Frame) -> None:
-        self._z, self._y, self._growth, self._frame = z, y, growth, frame
-        self._t = z @ frame.A.T
-        self._plain = kernels(z)
-        self._free = np.column_stack([np.ones(len(z)), z])
-        self._structured: Floats | None = None
+    With ``is_quadratic``, the only components are the rows, the diagonal and the noise.
+    """
+
+    def __init__(self, points: Sample, frame: Frame, most: int, *, is_quadratic: bool = False) -> None:
+        self._z, self._growth, self._frame = points.z[-most:], points.growth[-most:], frame
+        y = points.h[-most:] - 0.5 * (np.sum(self._z**2, axis=1) - points.z.shape[1])
+        self._y = y - np.median(y)
+        self._t = self._z @ frame.A.T
+        self._gram = self._t @ self._t.T
+        self._free = np.column_stack([np.ones(len(self._z)), self._z])
+        plain = None if is_quadratic else kernels(self._z)
+        # The kernels that are matrices, by the name of their component.
+        self._parts = {} if plain is None else {"dense": plain.second, "third": plain.third, "fourth": plain.fourth}
 
     def assume(self, hubs: NDArray[np.bool_]) -> None:
         """Let cubic polynomials be those of these hubs and one other parameter."""
-        self._structured = cubic_kernel(*self._frame.conditional(self._z, hubs))
+        self._parts["structured"] = cubic_kernel(*self._frame.conditional(self._z, hubs))
 
     def start(self) -> _Components:
         """Components of about the right size."""
         d = self._z.shape[1]
         size = float(np.var(self._y)) / float(np.mean(np.sum(self._t**2, axis=1) / d)) ** 2
-        return _Components(
-            np.full(d, 0.1 * size / d**2), size / d, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size
-        )
+        rows, own = np.full(d, 0.1 * size / d**2), size / d
+        if not self._parts:
+            return _Components(rows, own, 0.0, 0.0, 0.0, 0.0, 0.1 * size)
+        return _Components(rows, own, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size)
 
     def rescaled(self, c: _Components) -> _Components:
         """The same components times the factor of the highest likelihood."""
@@ -402,41 +468,37 @@ class _RestrictedLikelihood:
 
     def _covariance(self, c: _Components) -> Floats:
         s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, Variances())
-        V = quadratic_kernel(self._t, s, self._frame.rho)
-        for name, kernel in self._parts().items():
+        V = quadratic_kernel(self._t, s, self._frame.rho, self._gram)
+        for name, kernel in self._parts.items():
             V += getattr(c, name) * kernel
-        V[np.diag_indices_from(V)] += c.noise * self._growth
+        np.einsum("ii->i", V)[:] += c.noise * self._growth
         return V
-
-    def _parts(self) -> dict[str, Floats]:
-        """The kernels that are matrices, by the name of their component."""
-        parts = {"dense": self._plain.second, "third": self._plain.third, "fourth": self._plain.fourth}
-        return parts if self._structured is None else parts | {"structured": self._structured}
 
     def improved(self, c: _Components) -> _Components:
         """One update of all components."""
         P, alpha = self._projected(self._covariance(c))
         M = (self._t.T * alpha) @ self._t
-        weighted = P * (self._t @ self._t.T)
+        weighted = P * self._gram
         squares = self._t**2
         fourth = np.sum(squares * (P @ squares), axis=0)  # of t_i^2, for each i
         rows = np.sum(self._t * (weighted @ self._t), axis=0) - fourth
         inner = np.sum(M**2, axis=1) - np.diag(M) ** 2
-        new = {name: getattr(c, name) * _ratio(alpha @ k @ alpha, np.sum(P * k)) for name, k in self._parts().items()}
+        new = {name: getattr(c, name) * _ratio(alpha @ k @ alpha, np.sum(P * k)) for name, k in self._parts.items()}
         new["noise"] = c.noise * _ratio(self._growth @ alpha**2, self._growth @ np.diag(P))
         new["own"] = c.own * _ratio(np.sum(np.diag(M) ** 2), np.sum(fourth))
         return c._replace(rows=c.rows * _ratio(inner, rows), **new)
 
     def _projected(self, V: Floats) -> tuple[Floats, Floats]:
-        """P and P y."""
-        V[np.diag_indices_from(V)] *= 1 + 1e-9
-        factor = np.linalg.cholesky(V)
-        whitened = scipy.linalg.solve_triangular(factor, self._free, lower=True, check_finite=False)
-        Q = np.linalg.qr(whitened)[0]
-        inverse = scipy.linalg.lapack.dpotri(factor, lower=1)[0]
-        inverse = np.tril(inverse) + np.tril(inverse, -1).T
-        H = scipy.linalg.solve_triangular(factor, Q, lower=True, trans=1, check_finite=False)
-        P = inverse - H @ H.T
+        """P and P y; V is overwritten."""
+        diagonal = np.einsum("ii->i", V)
+        diagonal *= 1 + 1e-9
+        factor = scipy.linalg.lapack.dpotrf(V.T, lower=1, clean=1, overwrite_a=1)[0]
+        Q = np.linalg.qr(scipy.linalg.blas.dtrsm(1.0, factor, self._free, lower=1))[0]
+        H = scipy.linalg.blas.dtrsm(1.0, factor, Q, lower=1, trans_a=1)
+        inverse = scipy.linalg.lapack.dpotri(factor, lower=1, overwrite_c=1)[0]
+        P: Floats = inverse + inverse.T  # the upper triangle was zero, and the diagonal is now twice
+        np.einsum("ii->i", P)[:] *= 0.5
+        P -= H @ H.T
         return P, P @ self._y
 
 
