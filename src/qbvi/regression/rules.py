@@ -503,11 +503,11 @@ class StructureRule:
     # fewer, q has just moved, and each iteration updates it.
     enough: float = 3.0
     turns: int = 2  # batches, from then on, that cover all directions once: few coefficients are left
-    # The first iterations take few points for each dimension. The search goes on if most of the
-    # variance is in few rows: their effective number is below this share.
+    # The first iterations take so many points for each dimension ...
     few: int = 6
-    first: int = 8
-    uneven: float = 0.2
+    # ... and have stages: a number of iterations, and a share of all rows. The search ends if the
+    # effective number of rows with a large variance is above that share.
+    stages: tuple[tuple[int, float], ...] = ((5, 0.4), (3, 0.2))
     search_points: int = 8  # points for each dimension that the first choice of hubs takes
     iterations: int = 4  # for one choice of the hubs ...
     choices: int = 3  # ... and choices of a search; an update has one
@@ -540,10 +540,6 @@ class StructureRule:
     def has_moved(self, d: int, n_near: int) -> bool:
         """Whether few points are near q, so that a structure in use needs an update."""
         return n_near < self.enough * d
-
-    def is_uneven(self, rows: Array) -> bool:
-        """Whether few rows have most of the variance (d,)."""
-        return bool(rows.sum() ** 2 < self.uneven * rows.shape[0] * (rows**2).sum())
 
     def n_near(self, growth: Array) -> int:
         """Number of points near q, by their relative variances (n,)."""

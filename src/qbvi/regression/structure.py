@@ -348,11 +348,15 @@ class _Components(NamedTuple):
 
 def first_rows(points: Sample, frame: Frame, rule: StructureRule) -> _Components | None:
     """Variances from a few iterations on few points; None if no rows stand out."""
-    few = _RestrictedLikelihood(points, frame, rule.few * points.z.shape[1], is_quadratic=True)
+    d = points.z.shape[1]
+    few = _RestrictedLikelihood(points, frame, rule.few * d, is_quadratic=True)
     found = few.start()
-    for _ in range(rule.first):
-        found = few.improved(found)
-    return found if rule.is_uneven(found.rows) else None
+    for iterations, share in rule.stages:
+        for _ in range(iterations):
+            found = few.improved(found)
+        if np.sum(found.rows) ** 2 > share * d * np.sum(found.rows**2):
+            return None
+    return found
 
 
 def find_structure(points: Sample, frame: Frame, rule: StructureRule, first: _Components) -> Structure | None:
@@ -387,15 +391,6 @@ def _with_hubs(
         found = likelihood.improved(found)
         found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
     return found, hubs
-
-
-def _first_rows(points: Sample, frame: Frame, rule: StructureRule) -> _Components:
-    """Components after a few iterations on few points, without degrees three and four."""
-    likelihood = _RestrictedLikelihood(points, frame, rule.few * points.z.shape[1], is_quadratic=True)
-    found = likelihood.start()
-    for _ in range(rule.first):
-        found = likelihood.improved(found)
-    return found
 
 
 def _absolute(structure: Structure) -> _Components:
