@@ -306,8 +306,8 @@ def test_the_boldest_variance_is_the_largest_that_is_not_refuted(rng):
     h = np.sum(z**3, axis=1)
     rules = replace(VarianceSearch(), bolder=3.0, boldest=8)
     system = HermiteRegression(Sample(z, h, np.ones(n), np.arange(n) // 2, 1e-24), rules=rules)
-    limit = system._misfit(variances) + rules.slack
-    misfits = [system._misfit(variances._replace(quadratic=0.01 * 3.0**k)) for k in range(9)]
+    limit = system.misfit(variances) + rules.slack
+    misfits = [system.misfit(variances._replace(quadratic=0.01 * 3.0**k)) for k in range(9)]
     last = next((k - 1 for k, misfit in enumerate(misfits) if misfit > limit), 8)
     assert 0 < last < 8
     assert system.boldest(variances).quadratic == pytest.approx(0.01 * 3.0**last)

@@ -195,9 +195,14 @@ class RegressionMethod(Algorithm):
         The first batch repeats some points, to find out whether the function is noisy. If it is,
         later batches repeat some where this decides what is noise.
         """
-        n = self.n_samples or self.rules.effort.batch(family.n_whitened, state.n_effective)
+        n = self.n_samples or self.rules.effort.batch(self._n_directions(family, state), state.n_effective)
         theta = family.transport(family.defensive(state.q), orthogonal_pairs(rng, n, family.dim))
         return np.concatenate([theta, theta[: self._n_repeated(family, state)]])
+
+    def _n_directions(self, family: Any, state: RegressionState) -> int:
+        """Directions that one batch covers."""
+        rule, d = self.rules.structure, int(family.n_whitened)
+        return d // rule.turns if state.finding.is_used and state.n_effective >= rule.enough * d else d
 
     def tell(
         self, family: Any, eta: Array, state: RegressionState, theta: Array, values: Values

@@ -20,6 +20,7 @@ from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by
 from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
+from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
 
 __all__ = ["Regression", "longest_step"]
@@ -28,12 +29,15 @@ Floats = NDArray[np.float64]
 
 _THERE = 1e-6  # standard deviations between the mean of q and a point, below which they are the same
 
+_NOTHING = Finding()
+
 
 @dataclass(frozen=True, eq=False)
 class _Answer(Answer):
     regression: HermiteRegression
     surrogate: Surrogate
     is_credible: bool = True  # whether the bound agrees with the plain mean of the newest draws
+    finding: Finding = _NOTHING  # which parameters interact, as far as is known
 
 
 @dataclass(frozen=True)
@@ -190,13 +194,16 @@ class Regression(RegressionMethod):
             misfit=1.0,
             n_effective=0.0,
             n_before=len(state.store.past),
+            finding=Finding(),
         )
 
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
         """The state after a step, which remembers whether the log joint may be log-concave."""
         state = super()._moved(state, answer, move)
         n_limited = state.n_limited + 1 if move.is_restricted else 0
-        return state._replace(is_concave=state.is_concave and not move.is_upward, n_limited=n_limited)
+        assert isinstance(answer, _Answer)
+        is_concave = state.is_concave and not move.is_upward
+        return state._replace(is_concave=is_concave, n_limited=n_limited, finding=answer.finding)
 
     def _n_coefficients(self, family: GaussianFamily) -> int:
         """All of b and C, for every family: the step of the mean uses all of C."""
@@ -217,6 +224,7 @@ class Regression(RegressionMethod):
             n_effective=found.n_effective,
             regression=found.regression,
             surrogate=surrogate,
+            finding=found.finding,
         )
 
     def _curvature(self, family: GaussianFamily, state: RegressionState) -> Floats:
@@ -277,7 +285,7 @@ class Regression(RegressionMethod):
         gap = margin * max(rule.curvature * cost.precision, white) + rest
         # Before the fit ends, check that the gap is small for the largest plausible variance of C.
         if gap < self.tolerance(state):
-            bold = answer.regression.posterior(answer.regression.boldest(answer.variances), family)
+            bold = answer.regression.boldest_posterior(answer.variances, family)
             gap = max(gap, margin * self._cost_of_error(bold).precision + rest)
         return gap
 

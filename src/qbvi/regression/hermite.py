@@ -117,7 +117,10 @@ class Covariance:
 
         With many points, the entries below the blocks of the diagonal are left as they are.
         """
-        weights = np.array([quadratic, 1 / (1 + omega), omega / (1 + omega)])
+        self.write_sum(np.array([quadratic, 1 / (1 + omega), omega / (1 + omega)]), out)
+
+    def write_sum(self, weights: Floats, out: Floats) -> None:
+        """The same, with a variance for each degree (3,)."""
         if self._kernels is not None:
             np.dot(weights, self._kernels, out=out.reshape(-1))
             return

@@ -9,12 +9,20 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.families.base import Family
+from qbvi.families.base import Family, GaussianFamily
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.look import PriorLook
 from qbvi.regression.noise import Repeats, law_around
-from qbvi.regression.rules import LastStep, Rules
+from qbvi.regression.rules import LastStep, Rules, StructureRule
 from qbvi.regression.store import Chosen, Store
+from qbvi.regression.structure import (
+    Finding,
+    Frame,
+    StructuredRegression,
+    find_structure,
+    first_rows,
+    update_structure,
+)
 from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
 
 __all__ = ["Regressed", "RegressionState", "regress"]
@@ -42,6 +50,7 @@ class RegressionState(NamedTuple):
     repeats: Repeats | None = None  # points that were evaluated twice
     most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
+    finding: Finding = Finding()  # which parameters interact, as far as is known
 
 
 class Regressed(NamedTuple):
@@ -52,6 +61,7 @@ class Regressed(NamedTuple):
     rows: NDArray[np.int64]  # (n,) of the store
     weights: Floats  # (n,) density of q over that of the past draws, at most one
     pair: NDArray[np.int64]  # (m,) number of the mirror pair of each point held out
+    finding: Finding = Finding()  # which parameters interact, as far as is known
 
     @property
     def n_effective(self) -> float:
@@ -73,9 +83,75 @@ def regress(
     pair = rows[-m:] // 2
     x = chosen.x[order]
     points = Sample(x, h[order], growth[order], pair, _least_variance(noise, store.y[chosen.rows], rules))
-    regression = HermiteRegression(points, None if free is None else free(x), rules.search)
-    variances = regression.search(state.variances, rules.search.plan(len(rows), len(store.past)))
-    return Regressed(regression, variances, rows, chosen.weights[order], pair)
+    if free is None and isinstance(family, GaussianFamily):
+        fitted = _fitted(points, Frame.of(family, state.q), state, rules)
+    else:
+        regression = HermiteRegression(points, None if free is None else free(x), rules.search)
+        fitted = _Fitted(regression, _searched(regression, state, rules), Finding())
+    return Regressed(fitted.regression, fitted.variances, rows, chosen.weights[order], pair, fitted.finding)
+
+
+class _Fitted(NamedTuple):
+    """A regression with its prior."""
+
+    regression: HermiteRegression
+    variances: Variances
+    finding: Finding
+
+
+def _searched(regression: HermiteRegression, state: RegressionState, rules: Rules) -> Variances:
+    n = len(regression.points.h)
+    return regression.search(state.variances, rules.search.plan(n, len(state.store.past)))
+
+
+def _fitted(points: Sample, frame: Frame, state: RegressionState, rules: Rules) -> _Fitted:
+    """The regression with a dense prior or, where it predicts better, with a structured one.
+
+    - A structure that is in use, with enough points near q, stays as it is until a search is due.
+    - Otherwise, if a structure is known or found, both priors predict the left-out points, and the
+      better one is used.
+    """
+    rule, old, n, d = rules.structure, state.finding, len(state.store.y), points.z.shape[1]
+    near, n_near = _near(points, rule), rule.n_near(points.growth)
+    is_due = rule.is_due(n, d, n_near, old.due, is_known=old.structure is not None)
+    if old.structure is not None and old.is_used and not is_due and not rule.has_moved(d, n_near):
+        with_it = StructuredRegression(near, frame, old.structure, rules.search)
+        return _Fitted(with_it, old.structure.variances, old)
+    found = [] if old.structure is None else [update_structure(near, frame, rule, old.structure)]
+    if is_due:
+        first = first_rows(near, frame, rule)
+        new = None if first is None else find_structure(near, frame, rule, first)
+        found += [] if new is None else [new]
+        old = old._replace(due=rule.next_search(n, is_likely=bool(found)))
+    dense = HermiteRegression(points, None, rules.search)
+    # The variances of a structured prior are no start for those of a dense one.
+    start = state if old.dense is None else state._replace(variances=old.dense)
+    variances = _searched(dense, start, rules)
+    if not found:
+        return _Fitted(dense, variances, old)
+    tried = [StructuredRegression(near, frame, structure, rules.search) for structure in found]
+    with_it = min(tried, key=lambda regression: regression.misfit(regression.structure.variances))
+    # A comparison is fair if both have the best variances, also in an iteration without a search.
+    best = dense.search(variances, rules.search.plan(len(points.h), 0))
+    finding = old.compared(with_it.structure, dense.misfit(best) - with_it.misfit(with_it.structure.variances), rule)
+    if finding.is_used:
+        return _Fitted(with_it, with_it.structure.variances, finding._replace(dense=best))
+    if finding.structure is None:
+        finding = Finding(rule.next_search(n, is_likely=False))
+    return _Fitted(dense, best if old.is_used else variances, finding)
+
+
+def _near(points: Sample, rule: StructureRule) -> Sample:
+    """The points near q, and those held out: few coefficients are to be found, so few points do.
+
+    Far away, terms of higher degree are large, and a prior that allows few of them is wrong there.
+    """
+    n, d = points.z.shape
+    is_near = np.zeros(n, dtype=bool)
+    n_near = max(rule.n_near(points.growth), rule.fewest_near * d)
+    is_near[np.argsort(points.growth, kind="stable")[:n_near]] = True
+    is_near[n - len(points.pair) :] = True
+    return points._replace(z=points.z[is_near], h=points.h[is_near], growth=points.growth[is_near])
 
 
 def _relative_variances(family: Family, state: RegressionState, chosen: Chosen, noise: _Noise, rules: Rules) -> Floats:

@@ -10,6 +10,7 @@ the fits that report convergence, and on the number of fits that do not.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -31,6 +32,7 @@ __all__ = [
     "Retreat",
     "Rules",
     "SearchPlan",
+    "StructureRule",
     "Thinning",
     "TrustRegion",
     "VarianceSearch",
@@ -485,6 +487,66 @@ class VarianceSearch:
 
 
 @dataclass(frozen=True)
+class StructureRule:
+    """When the method looks for parameters that do not interact, and when it relies on that."""
+
+    fewest: int = 30  # dimensions: below, a dense quadratic takes about as few evaluations
+    # Points for each dimension before the first search. With fewer, nearly every prior with few
+    # coefficients predicts better than a dense one ...
+    points: int = 16
+    growth: float = 2.0  # ... and the factor by which they grow before the next
+    again: float = 1.3  # the same, if there seem to be hubs
+    most_points: int = 1500  # that a search uses: it costs the cube of their number
+    near: float = 10.0  # largest relative variance of a point that takes part ...
+    fewest_near: int = 10  # ... unless there are fewer of them for each dimension
+    # Near points for each dimension from which a structure holds until the next search is due. With
+    # fewer, q has just moved, and each iteration updates it.
+    enough: float = 3.0
+    turns: int = 2  # batches, from then on, that cover all directions once: few coefficients are left
+    # The first iterations take so many points for each dimension ...
+    few: int = 6
+    # ... and have stages: a number of iterations, and a share of all rows. The search ends if the
+    # effective number of rows with a large variance is above that share.
+    stages: tuple[tuple[int, float], ...] = ((5, 0.4), (3, 0.2))
+    search_points: int = 8  # points for each dimension that the first choice of hubs takes
+    iterations: int = 4  # for one choice of the hubs ...
+    choices: int = 3  # ... and choices of a search; an update has one
+    # Least noise, relative to degrees three and four: few points may seem to have none at all.
+    least_noise: float = 1e-4
+    hub: float = 0.01  # least variance of a hub, relative to that of the largest
+    # Largest share of hubs: they have half of all coefficients.
+    hubs: float = 0.25
+    # Gain in deviance that a structure must bring for each dimension, as each has a variance ...
+    gain: float = 1.0
+    wins: int = 3  # ... and so often in a row, before it is used
+    # Loss that a structure in use may have: two standard deviations, as for variances. So many
+    # larger losses in a row end its use.
+    loss: float = 4.0
+    losses: int = 3
+
+    def is_due(self, n: int, d: int, n_near: int, due: int, *, is_known: bool) -> bool:
+        """Whether to search with n points so far, ``n_near`` of them near q.
+
+        ``due`` is n at which the last search said that the next is due. If no structure is known,
+        and there are as many near points as coefficients, a dense prior needs no help.
+        """
+        is_enough = d >= self.fewest and n >= max(self.points * d, due)
+        return is_enough and (is_known or n_near < d * (d + 3) // 2)
+
+    def next_search(self, n: int, *, is_likely: bool) -> int:
+        """Points from which on the next search is due, after one with n points."""
+        return math.ceil(n * (self.again if is_likely else self.growth))
+
+    def has_moved(self, d: int, n_near: int) -> bool:
+        """Whether few points are near q, so that a structure in use needs an update."""
+        return n_near < self.enough * d
+
+    def n_near(self, growth: Array) -> int:
+        """Number of points near q, by their relative variances (n,)."""
+        return int((growth <= self.near).sum())
+
+
+@dataclass(frozen=True)
 class LookRule:
     """When the method looks at the whole prior for a better start, and how long.
 
@@ -553,6 +615,7 @@ class Rules:
     weighting: Weighting = field(default_factory=Weighting)
     thinning: Thinning = field(default_factory=Thinning)
     search: VarianceSearch = field(default_factory=VarianceSearch)
+    structure: StructureRule = field(default_factory=StructureRule)
     effort: Effort = field(default_factory=Effort)
     noise: NoiseCheck = field(default_factory=NoiseCheck)
     holdout: Holdout = field(default_factory=Holdout)

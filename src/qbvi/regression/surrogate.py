@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy
@@ -78,6 +78,22 @@ class Surrogate:
     errors: Floats  # (m,) prediction errors of the left-out points
 
 
+class Quadratic(NamedTuple):
+    """Posterior of the quadratic part, up to the variance of degrees three and four."""
+
+    C: Floats  # (d, d)
+    variance: float  # summed over the family's coefficients
+    n_uncertain: float  # coefficients among which that variance is divided
+    n_determined: float  # coefficients that the draws, not the prior, determine: noise is in these
+
+
+class PriorCovariance(Protocol):
+    """Prior covariance of the polynomials of degree two to four at the points of a regression."""
+
+    def write(self, quadratic: float, omega: float, out: Floats) -> None:
+        """Write it into ``out`` (n, n); entries below the diagonal may be left as they are."""
+
+
 class HermiteRegression:
     """The regression of one set of points: prior variances, then posterior of the coefficients.
 
@@ -112,8 +128,8 @@ class HermiteRegression:
         self.points = points._replace(h=points.h - self._centre)
         self._pairing = _Pairing.of(points.pair)
         self._equal = features is not None  # the coordinates of a product of families are not normal
-        self._covariance = Covariance(points.z, equal=self._equal)
-        free = free_features(points.z) if features is None else features
+        self._covariance = self._prior()
+        free = self._free_features() if features is None else features
         # Given features may be linearly dependent: a discrete parameter may have one value so far.
         self._kept = slice(None) if features is None else _independent(features)
         self._known = np.asfortranarray(np.column_stack([free[:, self._kept], self.points.h]))
@@ -124,6 +140,15 @@ class HermiteRegression:
             # In one dimension the squared radius is all of degree two. It has no prior, so the
             # prior variance of degree two has no effect and is fixed.
             self._bounds[1] = self._bounds[1][0], self._bounds[1][0]
+
+    def _prior(self) -> PriorCovariance:
+        """The prior of the smooth part at the points."""
+        return Covariance(self.points.z, equal=self._equal)
+
+    def _free_features(self) -> Floats:
+        """Features without a prior (n, p): a constant and z come first."""
+        features: Floats = free_features(self.points.z)
+        return features
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
@@ -142,6 +167,10 @@ class HermiteRegression:
                 strides = (strides[0] / 2, strides[1] / 2, strides[2] / 2)
         return _variances(tries.x)
 
+    def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
+        """The posterior with the largest prior variance that the draws do not refute."""
+        return self.posterior(self.boldest(variances), family)
+
     def boldest(self, variances: Variances) -> Variances:
         """The variances with the largest variance of degree two that the draws do not refute.
 
@@ -149,40 +178,44 @@ class HermiteRegression:
         from here on. So a bisection finds the largest of the tried factors, and where the draws
         determine C, the first try is enough.
         """
-        limit, highest = self._misfit(variances) + self._rules.slack, math.exp(self._bounds[1][1])
+        limit, highest = self.misfit(variances) + self._rules.slack, math.exp(self._bounds[1][1])
         factors = self._rules.bolder ** np.arange(1, self._rules.boldest + 1)
         trials = [variances._replace(quadratic=min(float(f) * variances.quadratic, highest)) for f in factors]
-        low, high, middle = 0, len(trials), len(trials)  # the first `low` trials are not refuted
-        while low < high:
-            is_refuted = self._misfit(trials[middle - 1]) > limit
-            low, high = (low, middle - 1) if is_refuted else (middle, high)
-            middle = (low + high + 1) // 2
-        return trials[low - 1] if low else variances
+        n = n_not_refuted(len(trials), lambda i: self.misfit(trials[i]) > limit)
+        return trials[n - 1] if n else variances
 
     def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` decides which of degree two count."""
         solved = self._solved(variances)
         left_out = _left_out(solved, self._pairing)
         self._misfits[variances] = self._deviance(left_out.square, left_out.log_det, variances)
-        scale = self.scale(left_out, variances)
-        z, alpha, free, d = self.points.z, solved.alpha, solved.free, family.dim
+        scale, free, d = self.scale(left_out, variances), solved.free, family.dim
         free_variance = np.sum(np.triu(scipy.linalg.lapack.dtrtri(solved.R)[0]) ** 2, axis=1)
-        one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
-        C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
-        quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
+        quadratic = self._quadratic(solved, variances, family, free_variance)
         return Surrogate(
             bound=self._centre + float(free[0]),
             bound_se=float(np.sqrt(scale * free_variance[0])),
-            b=free[1:-1],
-            C=0.5 * (C + C.T),
-            b_variance=scale * free_variance[1:-1],
-            quadratic_variance=scale * quadratic,
-            curvature_sd=float(np.sqrt(scale * quadratic / family.n_quadratic)),
-            white=d * left_out.odd + family.n_quadratic * left_out.even,
+            b=free[1 : d + 1],
+            C=0.5 * (quadratic.C + quadratic.C.T),
+            b_variance=scale * free_variance[1 : d + 1],
+            quadratic_variance=scale * quadratic.variance,
+            curvature_sd=float(np.sqrt(scale * quadratic.variance / quadratic.n_uncertain)),
+            white=d * left_out.odd + quadratic.n_determined * left_out.even,
             scale=scale,
             variances=variances,
             errors=left_out.residuals,
         )
+
+    def _quadratic(
+        self, solved: Solved, variances: Variances, family: GaussianFamily, free_variance: Floats
+    ) -> Quadratic:
+        """Posterior of degree two, for free features with these posterior variances (p,)."""
+        z, d, n = self.points.z, family.dim, family.n_quadratic
+        one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
+        C = one * ((z.T * solved.alpha) @ z - np.sum(solved.alpha) * np.eye(d))
+        C += solved.free[-1] * np.sqrt(2 / d) * np.eye(d)
+        variance = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
+        return Quadratic(C, variance, n, n)
 
     def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
         """Predictions at other points z (m, d) with free features (m, p): (m,)."""
@@ -240,7 +273,7 @@ class HermiteRegression:
                 break
         return factor
 
-    def _misfit(self, variances: Variances) -> float:
+    def misfit(self, variances: Variances) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
         if variances not in self._misfits:
             predicted = _predicted(self._solved(variances), self._pairing)
@@ -254,7 +287,7 @@ class HermiteRegression:
     def _badness(self, x: Logarithms) -> float:
         """What a search minimises: misfit, plus minus twice a weak log prior of the logarithms."""
         prior = zip(x, self._rules.centre, self._rules.width, strict=True)
-        return self._misfit(_variances(x)) + sum(((a - math.log(centre)) / width) ** 2 for a, centre, width in prior)
+        return self.misfit(_variances(x)) + sum(((a - math.log(centre)) / width) ** 2 for a, centre, width in prior)
 
     def _logarithms(self, variances: tuple[float, float, float]) -> Logarithms:
         """Logarithms of the variances, moved to within the bounds."""
@@ -408,9 +441,14 @@ def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) 
     mean over random combinations estimates it.
     """
     total, features = _combined(z, np.tril(family.restrict(np.ones((z.shape[1], z.shape[1])))))
+    return total - one * explained(solved, features)
+
+
+def explained(solved: Solved, features: Floats) -> float:
+    """The sum of ``f'Pf`` over features f, the columns (n, k)."""
     whitened = _whiten(solved.factor, features)
     along = solved.Q.T @ whitened
-    return total - one * float(np.vdot(whitened, whitened) - np.vdot(along, along))
+    return float(np.vdot(whitened, whitened) - np.vdot(along, along))
 
 
 def _combined(z: Floats, pattern: Floats) -> tuple[float, Floats]:
@@ -452,6 +490,15 @@ def _qr(columns: Floats) -> tuple[Floats, Floats]:
     R = packed[:k].copy(order="F")  # the entries below its diagonal are never read
     Q, _, _ = scipy.linalg.lapack.dorgqr(packed, tau, lwork=_LAPACK_BLOCK * k, overwrite_a=1)
     return Q, R
+
+
+def n_not_refuted(n: int, is_refuted: Callable[[int], bool]) -> int:
+    """How many of n trials, from the first on, are not refuted: by bisection from the last."""
+    low, high, middle = 0, n, n
+    while low < high:
+        low, high = (low, middle - 1) if is_refuted(middle - 1) else (middle, high)
+        middle = (low + high + 1) // 2
+    return low
 
 
 def _variances(x: Logarithms) -> Variances:
