@@ -10,7 +10,6 @@ True
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qbvi import baselines, models
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.ask import Ask
@@ -71,6 +70,7 @@ from qbvi.supports import (
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 if TYPE_CHECKING:
+    from qbvi import baselines, models
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
     from qbvi.integrations.pints import from_pints
@@ -166,7 +166,8 @@ __all__ = [
     "umbridge",
 ]
 
-# Problems of other packages: modules that are imported on use, as the packages are.
+# Parts that many fits do not need, and problems of other packages: they are imported on use.
+_MODULES = {"baselines", "models"}
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
@@ -178,6 +179,8 @@ _ON_USE = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"qbvi.{name}")
     if name not in _ON_USE:
         msg = f"module 'qbvi' has no attribute {name!r}"
         raise AttributeError(msg)
