@@ -607,3 +607,11 @@ def test_a_periodic_posterior_is_saved_with_its_support(tmp_path):
     again = qbvi.load(tmp_path / "phase.qbvi")
     assert again.mean == fit.mean
     assert repr(again.model) == repr(fit.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("max_eval", "did you mean 'max_evals'"), ("sed", "did you mean 'seed'"), ("qqq", "`qqq`$")]
+)
+def test_an_argument_that_does_not_exist_is_named_with_the_one_that_was_meant(name, meant):
+    with pytest.raises(TypeError, match=meant):
+        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), **{name: 1})

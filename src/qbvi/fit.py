@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from qbvi.evaluate.terms import Summed, terms_of
 from qbvi.families import Family, GaussianFamily
 from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
 from qbvi.model import Model
+from qbvi.naming import nearest
 from qbvi.problem import Problem, with_arguments
 from qbvi.progress import Progress
 from qbvi.protocol import Algorithm
@@ -53,12 +55,16 @@ _LONGEST = 1e9  # seconds of one call, 30 years: much longer waits overflow the 
 
 
 def _takes_problems(function: Callable[P, Fit]) -> Callable[P, Fit]:
-    """Let a `qbvi.Problem` stand for the first two arguments."""
+    """Let a `qbvi.Problem` stand for the first two arguments, and correct names of arguments."""
+    names = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
     def fit(*args: P.args, **kwargs: P.kwargs) -> Fit:
         given = args[0] if args else kwargs.get("log_likelihood")
         if not isinstance(given, Problem):
+            if unknown := [name for name in kwargs if name not in names]:
+                msg = f"`qbvi.fit` has no argument `{unknown[0]}`{nearest(unknown[0], names)}"
+                raise TypeError(msg)
             return function(*args, **kwargs)
         options = {name: value for name, value in kwargs.items() if name != "log_likelihood"}
         return given.fit(**options | ({"prior": args[1]} if len(args) > 1 else {}))

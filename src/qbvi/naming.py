@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from qbvi.arguments import shown
@@ -44,7 +44,7 @@ def is_no_text(value: Any) -> bool:
     return False
 
 
-def nearest(name: str, known: Mapping[str, Any]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the known name closest to ``name``, as the end of a sentence; empty if none is."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
