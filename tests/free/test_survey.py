@@ -306,9 +306,9 @@ def test_an_exception_exceeds_the_usual_error_many_times():
 
 def test_more_points_are_spread_before_the_end_if_there_are_several_modes():
     survey = Survey.begin(np.zeros(1)).drawn(np.zeros((4, 1)), np.zeros(4))
-    assert survey.ended(1, RULE).is_over
-    assert survey.ended(2, RULE).is_spreading
-    assert survey._replace(n_spread=RULE.spreads).ended(2, RULE).is_over
+    assert survey.ended(False, RULE).is_over
+    assert survey.ended(True, RULE).is_spreading
+    assert survey._replace(n_spread=RULE.spreads).ended(True, RULE).is_over
 
 
 def test_a_hill_that_is_hardly_seen_from_the_points_of_the_survey():

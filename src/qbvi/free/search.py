@@ -38,9 +38,14 @@ class Mode(NamedTuple):
     n_evals: int  # evaluations of that path
 
     @property
+    def expected(self) -> float:
+        """Lower bound after that step."""
+        return self.bound + self.gain
+
+    @property
     def peak(self) -> float:
         """Log joint at the mean, if it is quadratic: then the bound is the log of its integral."""
-        return self.bound + self.gain - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
+        return self.expected - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
 
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
@@ -214,8 +219,8 @@ class Search:
 
     def _is_new(self, mode: Mode, modes: tuple[Mode, ...]) -> bool:
         """Whether a mode is apart from all others, or clearly better than those near to it."""
-        near, least = self.rules.survey.apart**2, mode.bound - self.rules.survey.valley
-        others = [other for other in modes if other.bound > least]
+        near, least = self.rules.survey.apart**2, mode.expected - self.rules.survey.valley
+        others = [other for other in modes if other.expected > least]
         return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in others)
 
     def _tested(self, state: SearchState, which: Sequence[int], *, is_second: bool) -> SearchState:
@@ -271,7 +276,7 @@ class Search:
         """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
-        if bound > mode.bound + rule.valley:
+        if bound > mode.expected + rule.valley:
             return False
         assert state.survey is not None
         here, there = (self._expected(state, theta) for theta in (state.survey.theta, mean[None]))
@@ -316,7 +321,9 @@ class Search:
         if len(state.starts):
             return self._begin(family, state._replace(starts=state.starts[1:]), state.starts[0])
         if is_aimed:
-            survey = survey.ended(len(state.modes) // len(self.group(state)), rule)
+            first, *others = state.modes[:: len(self.group(state))]
+            has_rival = any(mode.expected > first.expected - rule.rival for mode in others)
+            survey = survey.ended(has_rival, rule)
             return state._replace(survey=survey, is_over=survey.is_over)
         return self._aimed(family, state)
 
