@@ -263,6 +263,15 @@ class GaussianFamily(Family):
         """
 
     @property
+    def is_curved(self) -> bool:
+        """Whether the members are a curved subset of an exponential family.
+
+        A step along the natural gradient then leads out of the family, and back to the nearest
+        member. Only some methods expect that.
+        """
+        return False
+
+    @property
     def n_quadratic(self) -> int:
         """Number of quadratic features of the family."""
         return self.size - self.dim
