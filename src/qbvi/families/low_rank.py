@@ -109,6 +109,14 @@ class Form(NamedTuple):
         values, vectors = xp.linalg.eigh(0.5 * (middle + middle.T))
         return Q @ vectors, values
 
+    @property
+    def square(self) -> Array:
+        """Sum of its squared entries."""
+        xp = array_namespace(self.t)
+        inner = self.K.T @ self.K
+        few = xp.sum((inner * self.w) * (inner * self.w).T)
+        return xp.sum(self.t * (2 * self.diagonal - self.t)) + few
+
     def trace_with(self, spikes: Spikes) -> Array:
         """Trace of the product with the inverse of ``spikes``."""
         return array_namespace(self.t).sum(self._diagonal_with(spikes))

@@ -13,7 +13,7 @@ A diagonal in the units of the parameters is none in whitened coordinates, but t
 sum of terms :math:`(U_k'z)(\cdot'z)` with the directions U of q. B contains them. So the model has
 all changes of q within its family, and new directions beside.
 
-B is found by turns. The first are the directions of q, and the leading eigenvectors of the
+B is found by turns, each of which regresses what the turns before have left. The first are the directions of q, and the leading eigenvectors of the
 residuals' mean of :math:`e (zz' - I)`. The next are the leading eigenvectors of the solution, which
 has twice as many directions. This is alternating least squares for the recovery of a matrix of low
 rank.
@@ -45,6 +45,7 @@ class Directions(NamedTuple):
     krylov: int  # dimensions of the Krylov space
     turns: int  # regressions with better and better directions
     supported: Array  # () directions that the number of points supports
+    known: Array  # (d, p) those of the last regression; zero if there was none
 
 
 class Sample(NamedTuple):
@@ -63,6 +64,7 @@ class Solution(NamedTuple):
     C: Form
     unexplained: Array  # () mean squared error at the points held out
     ridge: Array  # () relative to the sum of the weights
+    leading: Array  # (d, p) directions of C beside those of q, the first to try next time
 
 
 def regress(sample: Sample, spikes: Spikes, ridges: Array, directions: Directions) -> Solution:
@@ -77,31 +79,39 @@ def regress(sample: Sample, spikes: Spikes, ridges: Array, directions: Direction
     >>> u = np.full(20, 20**-0.5)
     >>> sample = Sample(z, 3 * z[:, 0] + (z @ u) ** 2, np.ones(200), np.arange(200) > 150)
     >>> spikes = Spikes(np.ones(20), np.eye(20, 1), np.ones(1))
-    >>> found = regress(sample, spikes, np.array([1e-8]), Directions(2, 60, 4, np.array(2)))
+    >>> found = regress(sample, spikes, np.array([1e-8]), Directions(2, 60, 4, np.array(2), np.zeros((20, 2))))
     >>> bool(np.allclose(u @ found.C.apply(np.eye(20)) @ u, 2.0, atol=1e-3))
     True
     """
     xp = array_namespace(sample.z)
     design = _Design.of(sample)
     radial, residuals = design.radial(sample.h)
-    B = _basis(spikes, _steepest(design, residuals, directions.count), directions.count)
+    is_known = xp.any(directions.known != 0)
+    first = xp.where(is_known, directions.known, _steepest(design, residuals, directions.count))
+    B = _basis(spikes, first, directions.count)
     is_supported = xp.astype(xp.arange(directions.count, device=device(B)) < directions.supported, B.dtype)
-    for turn in range(directions.turns):
+    b = xp.zeros_like(design.z[0, :])
+    C = Form(b + radial, B[:, :0], B[0, :0])
+    for _ in range(directions.turns):
         found = _solved(design.towards(B * is_supported), residuals, ridges, directions.krylov)
-        if turn < directions.turns - 1:
-            B = _basis(spikes, _leading(spikes, found.C, directions.count), directions.count)
-    return found._replace(C=found.C._replace(t=found.C.t + radial))
+        b, C, residuals = b + found.b, C.plus(found.C), residuals - found.values
+        leading = _leading(spikes, C, directions.count)
+        B = _basis(spikes, leading, directions.count)
+    return Solution(b, C, found.unexplained, found.ridge, leading)
 
 
-def bounded_precision(C: Form, share: Array, smallest: Array) -> Spikes:
+def bounded_precision(C: Form, share: Array, smallest: Array, noise: Array) -> Spikes:
     """The precision ``I - share C`` in whitened coordinates, with bounds that keep it definite.
 
-    Diagonal and eigenvalues are at least ``smallest``.
+    Diagonal and eigenvalues are at least ``smallest``. Eigenvalues of the part of C with low rank
+    that are below ``noise`` are left out.
     """
     xp = array_namespace(C.t)
     floor = smallest * xp.ones_like(C.t)
     s = xp.maximum(1 - share * C.t, floor) ** -0.5
     U, change = Form(C.t, C.K * s[:, None], -share * C.w).compressed()
+    is_noise = xp.abs(change) < noise * share * xp.mean(s**2)
+    change = xp.where(is_noise, xp.zeros_like(change), change)
     return Spikes(s, U, xp.maximum(1 + change, smallest * xp.ones_like(change)))
 
 
@@ -214,7 +224,17 @@ def _leading(spikes: Spikes, C: Form, count: int) -> Array:
     return xp.take(vectors, xp.argsort(-xp.abs(values))[:count], axis=1)
 
 
-def _solved(design: _Design, h: Array, ridges: Array, m: int) -> Solution:
+class _Turn(NamedTuple):
+    """One regression."""
+
+    b: Array  # (d,)
+    C: Form
+    values: Array  # (n,) at all points
+    unexplained: Array  # () mean squared error at the points held out
+    ridge: Array  # () the best one
+
+
+def _solved(design: _Design, h: Array, ridges: Array, m: int) -> _Turn:
     """The solution with the ridge that best predicts the points held out."""
     xp = array_namespace(h)
     basis, values, tridiagonal, norm = _krylov(design, h, m)
@@ -226,8 +246,9 @@ def _solved(design: _Design, h: Array, ridges: Array, m: int) -> Solution:
     errors = (coefficients @ values - h) ** 2 @ held_out / xp.sum(held_out)
     errors = xp.where(xp.isnan(errors), xp.ones_like(errors) * math.inf, errors)
     best = xp.reshape(xp.argmin(errors), (1,))
-    b, C = design.opened((xp.take(coefficients, best, axis=0) @ basis)[0, :])
-    return Solution(b, C, xp.take(errors, best)[0], xp.take(ridges, best)[0])
+    chosen = xp.take(coefficients, best, axis=0)
+    b, C = design.opened((chosen @ basis)[0, :])
+    return _Turn(b, C, (chosen @ values)[0, :], xp.take(errors, best)[0], xp.take(ridges, best)[0])
 
 
 def _krylov(design: _Design, h: Array, m: int) -> tuple[Array, Array, Array, Array]:

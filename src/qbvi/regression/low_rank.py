@@ -29,8 +29,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qbvi.arguments import instance_of, number, positive_number, whole_number
-from qbvi.arrays import Array, array_namespace, device, repeat
+from qbvi.arrays import Array, array_namespace, device, repeat, to_numpy
 from qbvi.families.base import Family
 from qbvi.families.low_rank import Form, LowRankGaussian, Spikes, nearest, worth
 from qbvi.protocol import Algorithm, Info, Values
@@ -48,17 +50,28 @@ class LowRankRules:
 
     # Ridges to choose from, relative to the effective sample size.
     ridges: tuple[float, ...] = tuple(10.0**e for e in range(-8, 2))
-    extra: int = 4  # directions of the regression beyond the rank
+    extra: int = 2  # directions of the regression beyond the rank
     krylov: int = 20  # dimensions of the Krylov space
     turns: int = 2  # regressions of one iteration, with better and better directions
     held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
-    draws: int = 4  # draws of one iteration for each coordinate ...
+    draws: int = 6  # draws of one iteration for each coordinate ...
     fewest_draws: int = 256  # ... at least ...
     most_draws: int = 8192  # ... and at most
-    remembered: int = 4  # draws that are remembered for each coefficient ...
-    fewest_remembered: int = 2048  # ... at least ...
-    most_numbers: float = 4e7  # ... and at most, all coordinates together: 320 MB
-    supporting: float = 1.5  # effective draws for each coefficient that a regression needs
+    # Draws that are remembered for each coefficient: so many, within 40 MB, but at least the next
+    # number, within 640 MB. With the first, the errors of the regression cost a tenth of the nats
+    # that the family leaves out.
+    remembered: int = 32
+    usual_numbers: float = 5e6
+    least_remembered: int = 6
+    most_numbers: float = 8e7
+    left_out: float = 0.1  # share of the nats left out by the family, to which a gap need not be known ...
+    most_nats: float = 0.25  # ... but never more nats than this
+    # Share of the variance of all quadratic terms that may be unexplained. With more, and fewer than
+    # `supporting` draws for each coefficient, q waits for more draws.
+    unclear: float = 1e-3
+    quiet: float = 0.1  # nats that errors will cost after a step, relative to its gain
+    negligible: float = 1e-4  # weight of a draw that need not take part
+    supporting: float = 2.5  # effective draws for each coefficient that a regression needs
     enough: float = 4.0  # effective draws for each coefficient, below which weights are flattened
     powers: tuple[float, ...] = tuple(2.0**-i for i in range(16))  # tau, largest first
     least_share: float = 0.1  # of the tolerance: a direction that gains less is left out
@@ -83,6 +96,18 @@ class LowRankState(NamedTuple):
     noise: Array  # (n,) noise variance that the function returned; zero if it returns none
     radius: Array  # () bound on KL(new || old)
     last_step: LastStep
+    known: Array  # (d, p) directions of the last regression, as linear functions of theta
+    left_out: Array  # () nats between q and the posterior that no member of the family could have
+
+
+@dataclass(frozen=True)
+class _Settled(GapBelow):
+    """`GapBelow` with a tolerance that depends on the state."""
+
+    @property
+    def pause_below(self) -> float:
+        """Any prediction may be below the tolerance."""
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -145,7 +170,13 @@ class LowRankRegression(Algorithm):
     @property
     def stop(self) -> tuple[Rule, ...]:
         """Stop when the predicted gap is below the tolerance."""
-        return (GapBelow(self.tol),)
+        return (_Settled(self.tol),)
+
+    def stop_at(self, state: LowRankState) -> tuple[Rule, ...]:
+        """A larger tolerance if the family leaves out far more nats than that."""
+        rule = self.low_rank_rules
+        coarse = min(rule.left_out * float(to_numpy(state.left_out)), rule.most_nats)
+        return (_Settled(max(self.tol, coarse)),)
 
     @property
     def window(self) -> int:
@@ -186,7 +217,8 @@ class LowRankRegression(Algorithm):
         nothing = xp.zeros_like(theta[:, 0])
         radius = zero + self.rules.trust_region.first_radius * family.dim
         last = LastStep(q, zero - math.inf, zero, zero, zero, zero > 1)
-        return LowRankState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, last)
+        known = xp.zeros((family.dim, self._count(family)), dtype=q.dtype, device=device(q))
+        return LowRankState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, last, known, zero)
 
     def ask(self, family: LowRankGaussian, state: LowRankState, rng: Any) -> Array:
         """Draw points from q."""
@@ -204,6 +236,7 @@ class LowRankRegression(Algorithm):
         base, radius = self._trusted(state, fresh)
         answer = self._regress(family, base.q, state, theta.shape[0])
         step, repeated = self._step(family, answer, radius, base.q, state.last_step.q)
+        step = self._patient(family, answer, step, base.q)
         gap = self._predicted_gap(family, answer, step, fresh, self.rules.gap.still_to_come(step.kl, repeated))
         # The first batch alone is not enough to stop.
         gap = xp.where(xp.isfinite(state.last_step.bound), gap, xp.zeros_like(gap) + math.inf)
@@ -211,7 +244,8 @@ class LowRankRegression(Algorithm):
         norm = xp.linalg.vector_norm(answer.found.b)
         info = Info(fresh.bound, fresh.h, gap, norm, step.share, ~xp.isnan(state.t), fresh.is_dark)
         after = self._landed(family, state, fresh, step.q, base.q)
-        return state._replace(q=after, t=state.t + 1, radius=radius, last_step=last), info
+        state = state._replace(radius=radius, last_step=last, known=answer.found.leading)
+        return state._replace(q=after, t=state.t + 1, left_out=0.5 * answer.found.unexplained), info
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends: 100 of the longest iterations."""
@@ -224,12 +258,16 @@ class LowRankRegression(Algorithm):
         wanted = max(rule.fewest_draws, min(rule.draws * family.dim, rule.most_draws))
         return int(2 ** round(math.log2(wanted)))
 
+    def _count(self, family: LowRankGaussian) -> int:
+        """Directions of the regression."""
+        return min(family.rank + self.low_rank_rules.extra, family.dim)
+
     def _memory(self, family: LowRankGaussian) -> int:
         """Draws to remember: a whole number of batches."""
         rule, n = self.low_rank_rules, self._draws(family)
-        most = rule.most_numbers / family.dim
-        wanted = max(rule.fewest_remembered, rule.remembered * _coefficients(family))
-        return n * max(1, math.ceil((self.n_remembered or min(wanted, most)) / n))
+        k, d = _coefficients(family), family.dim
+        wanted = min(rule.remembered * k, max(rule.least_remembered * k, rule.usual_numbers / d))
+        return n * max(1, math.ceil((self.n_remembered or min(wanted, rule.most_numbers / d)) / n))
 
     def _trusted(self, state: LowRankState, fresh: _Fresh) -> tuple[LastStep, Array]:
         """Accept or reject the last step: where the next step begins, and its radius."""
@@ -245,21 +283,26 @@ class LowRankRegression(Algorithm):
         xp, rule = array_namespace(q), self.low_rank_rules
         sample, n_effective = self._sample(family, q, state, n_new)
         ridges = xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
-        count = min(family.rank + rule.extra, family.dim)
+        count, spikes = self._count(family), family.open(q)[1]
         m = min(rule.krylov, family.dim * (count + 2) + 1)
         supported = n_effective / (rule.supporting * family.dim) - 2
-        found = regress(sample, family.open(q)[1], ridges, Directions(count, m, rule.turns, supported))
+        known = spikes.power((state.known * spikes.s[:, None]).T, -0.5).T
+        found = regress(sample, spikes, ridges, Directions(count, m, rule.turns, supported, known))
         is_sound = xp.isfinite(found.unexplained)
-        for part in (found.b, *found.C):
+        for part in (found.b, *found.C, found.leading):
             is_sound = is_sound & xp.all(xp.isfinite(part))
-        b, t, K, w = (xp.where(is_sound, part, xp.zeros_like(part)) for part in (found.b, *found.C))
+        parts = (found.b, *found.C, found.leading)
+        b, t, K, w, leading = (xp.where(is_sound, part, xp.zeros_like(part)) for part in parts)
+        leading = spikes.power(leading.T, 0.5).T / spikes.s[:, None]
         unexplained = xp.where(is_sound, found.unexplained, xp.ones_like(n_effective) * math.inf)
-        return _Answer(Solution(b, Form(t, K, w), unexplained, found.ridge), n_effective)
+        return _Answer(Solution(b, Form(t, K, w), unexplained, found.ridge, leading), n_effective)
 
     def _sample(self, family: LowRankGaussian, q: Array, state: LowRankState, n_new: int) -> tuple[Sample, Array]:
         """The remembered draws with their weights for q, and the effective sample size."""
-        xp, rule = array_namespace(q), self.low_rank_rules
-        z, density = family.whiten(q, state.theta), family.log_prob(q, state.theta)
+        xp, rule, state = array_namespace(q), self.low_rank_rules, _filled(state)
+        z = family.whiten(q, state.theta)
+        squares = xp.sum(z**2, axis=1)
+        density = family.log_prob(q, family.mean(q)[None, :])[0] - 0.5 * squares
         is_there = xp.isfinite(state.log_joint) & xp.isfinite(density)
         zero = xp.zeros_like(density)
         ratio = xp.where(is_there, xp.minimum(density - state.own, zero), zero - math.inf)
@@ -273,11 +316,11 @@ class LowRankRegression(Algorithm):
         h = xp.where(is_there, h - xp.sum(weight * h) / n_effective, zero)
         noise = xp.sum(weight * state.noise) / n_effective
         growth = state.noise / xp.where(noise > 0, noise, xp.ones_like(noise))
-        weight = weight / (self.rules.weighting.far(xp.sum(z**2, axis=1), family.dim) * xp.maximum(growth, zero + 1))
+        weight = weight / (self.rules.weighting.far(squares, family.dim) * xp.maximum(growth, zero + 1))
         z = xp.where((weight > 0)[:, None], z, xp.zeros_like(z))
         n = h.shape[0]
         is_newest = xp.arange(n, device=device(q)) >= n - n_new // rule.held_out
-        return Sample(z, h, weight, is_newest & is_there), n_effective
+        return _compact(Sample(z, h, weight, is_newest & is_there), rule.negligible), n_effective
 
     def _step(
         self, family: LowRankGaussian, answer: _Answer, radius: Array, q: Array, previous: Array
@@ -291,6 +334,16 @@ class LowRankRegression(Algorithm):
         repeated = _repeated_share(family, q, previous, whole.q)
         longest = secant_share(repeated)
         return line.step(line.longest(longest, radius), longest), repeated
+
+    def _patient(self, family: LowRankGaussian, answer: _Answer, step: _Step, q: Array) -> _Step:
+        """No step if the draws so far are too few to see the directions that there are."""
+        xp, rule, found = array_namespace(q), self.low_rank_rules, answer.found
+        wanted = rule.supporting * family.dim * (2 + self._count(family))
+        bent = found.C._replace(t=found.C.t - xp.mean(found.C.t))
+        is_unclear = found.unexplained > rule.unclear * 0.5 * bent.square
+        waits = is_unclear & (answer.n_effective < wanted)
+        none = step._replace(q=q, kl=0 * step.kl, gain=0 * step.gain, is_restricted=step.kl >= 0)
+        return _Step(*(xp.where(waits, stay, go) for stay, go in zip(none, step, strict=True)))
 
     def _predicted_gap(
         self, family: LowRankGaussian, answer: _Answer, step: _Step, fresh: _Fresh, to_come: Array
@@ -394,7 +447,9 @@ class _Line:
 
     def _precise(self, share: Array) -> tuple[Spikes, Array]:
         """Precision and shift of a step in whitened coordinates, before the nearest member."""
-        precision = bounded_precision(self._answer.found.C, share, self._smallest)
+        # Eigenvalues of a symmetric matrix of pure noise reach this.
+        noise = 2 * self._answer.curvature_sd * self._family.dim**0.5
+        precision = bounded_precision(self._answer.found.C, share, self._smallest, noise)
         return precision, share * precision.solve(self._answer.found.b[None, :])[0, :]
 
     def _is_allowed(self, share: Array, radius: Array) -> Array:
@@ -410,7 +465,11 @@ class _Line:
         reach = length + variance
         tail = found.unexplained * (tail_variance(reach, d, self._numbers.omega) - 1)
         is_believable = xp.maximum(tail, 0 * tail) ** 0.5 <= gain
-        return (kl <= radius) & (is_believable | (reach < self._rule.near * d))
+        # What a quadratic of low rank leaves out is mostly a quadratic: it grows as the variances.
+        growth = xp.maximum(variance / d, xp_one(variance))
+        noise = 0.5 * (self._answer.curvature_sd * growth) ** 2 * _coefficients(self._family)
+        is_quiet = noise <= self._numbers.quiet * gain
+        return (kl <= radius) & ((is_believable & is_quiet) | (reach < self._rule.near * d))
 
 
 class _Fresh(NamedTuple):
@@ -490,6 +549,23 @@ def _repeated_share(family: LowRankGaussian, q: Array, previous: Array, new: Arr
 def _coefficients(family: LowRankGaussian) -> int:
     """Coefficients of the regression: mean, diagonal and directions."""
     return family.dim * (family.rank + 2)
+
+
+def _compact(sample: Sample, negligible: float) -> Sample:
+    """The points that take part; on the host alone, where shapes may change from step to step."""
+    if not isinstance(sample.weight, np.ndarray):
+        return sample
+    keep = (sample.weight > negligible) | sample.is_held_out
+    return Sample(*(part[keep] for part in sample))
+
+
+def _filled(state: LowRankState) -> LowRankState:
+    """The state without rows that are not yet filled; on the host alone, as `_compact`."""
+    if not isinstance(state.log_joint, np.ndarray):
+        return state
+    first = int(np.argmax(state.log_joint > -math.inf))
+    rows = (part[first:] for part in (state.theta, state.log_joint, state.own, state.noise))
+    return state._replace(**dict(zip(("theta", "log_joint", "own", "noise"), rows, strict=True)))
 
 
 def _is_member(family: LowRankGaussian, q: Array) -> Array:
