@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 from qbvi.arguments import shown, whole_number
 from qbvi.arrays import Array
 from qbvi.distributions import Distribution
-from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, LowRankGaussian, product
+from qbvi.families import (
+    LAWS,
+    DiagonalGaussian,
+    ExponentialFamily,
+    Family,
+    Gaussian,
+    GaussianFamily,
+    LowRankGaussian,
+    product,
+)
 from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
 from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers

@@ -101,6 +101,16 @@ CASES = {
             "vectorized": False,
         },
     ),
+    "low rank": (
+        stacked_logistic,
+        {
+            "prior": NORMAL,
+            "family": qbvi.LowRank(rank=1),
+            "vectorized": True,
+            "method": qbvi.LowRankRegression(n_samples=64, n_remembered=256, n_fresh=50),
+            "max_evals": 600,
+        },
+    ),
     "mini-batches": (
         rowwise_logistic,
         {"prior": NORMAL, "data": {"x": X, "y": Y}, "batch_size": 20, "vectorized": True},

@@ -35,7 +35,7 @@ from qbvi.families.one_gaussian import OneGaussian
 
 __all__ = ["Form", "LowRankGaussian", "Spikes", "best_directions", "nearest", "worth"]
 
-_SWEEPS = 30  # alternations of directions and scales for a dense covariance
+_SWEEPS = 60  # alternations of directions and scales for a dense covariance
 _SMALLEST = 1e-12  # least precision of a direction, relative to the scales: a member stays regular
 _MOST_CHANGE = 4.0  # factor of a variance within one sweep
 
@@ -251,12 +251,15 @@ class LowRankGaussian(OneGaussian):
         full = self._full
         return self.nearest(full.from_moments(mean, cov))
 
-    def nearest(self, full: Array) -> Array:
-        """Return the member nearest to a member of `Gaussian`, see `nearest`."""
+    def nearest(self, full: Array, s: Array | None = None) -> Array:
+        """Return the member nearest to a member of `Gaussian`, see `nearest`.
+
+        The search begins at the scales ``s``. Without them it begins at the conditional standard
+        deviations.
+        """
         xp = array_namespace(full)
         mu, _, K = self._full._open(full)
-        # In units of the conditional standard deviations, the precision has a unit diagonal.
-        s = xp.linalg.vector_norm(K, axis=0) ** -1
+        s = xp.linalg.vector_norm(K, axis=0) ** -1 if s is None else s
         eye = xp.eye(self.dim, dtype=full.dtype, device=device(full))
         scaled = (K * s).T @ (K * s)
         w, axes = xp.linalg.eigh(0.5 * (scaled + scaled.T) - eye)
@@ -355,11 +358,12 @@ class LowRankGaussian(OneGaussian):
     def move(self, q: Array, update: Array, curve: Curve) -> tuple[Array, Array]:
         """Move the full Gaussian, and return the member nearest to it."""
         moved, is_inside = self._full.move(self.full(q), update, curve)
-        return self.nearest(moved), is_inside
+        return self.nearest(moved, self.open(q)[1].s), is_inside
 
     def move_factor(self, q: Array, update: Array, limit: float) -> Array:
-        """Move the full Gaussian, and return the member nearest to it."""
-        return self.nearest(self._full.move_factor(self.full(q), update, limit))
+        """Move the triangular factor of the full Gaussian, and return the member nearest to it."""
+        triangular = self._full.from_moments(self.mean(q), self.cov(q))
+        return self.nearest(self._full.move_factor(triangular, update, limit), self.open(q)[1].s)
 
     def features(self, q: Array, theta: Array) -> Array:
         """Those of the full Gaussian, in the coordinates that `whiten` gives."""
@@ -383,7 +387,7 @@ class LowRankGaussian(OneGaussian):
 
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
         """Deform the full Gaussian, and return the member nearest to it."""
-        return self.nearest(self._full.deform(self.full(q), shift, root, inverse_root))
+        return self.nearest(self._full.deform(self.full(q), shift, root, inverse_root), self.open(q)[1].s)
 
     @property
     def _full(self) -> Gaussian:

@@ -26,7 +26,7 @@ less is left out, and so is one that gains less than a share of the tolerance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,15 +66,18 @@ class LowRankRules:
     most_numbers: float = 8e7
     left_out: float = 0.1  # share of the nats left out by the family, to which a gap need not be known ...
     most_nats: float = 0.25  # ... but never more nats than this
-    # Share of the variance of all quadratic terms that may be unexplained. With more, and fewer than
-    # `supporting` draws for each coefficient, q waits for more draws.
+    # Share of the variance of all quadratic terms that may be unexplained. With more, and with fewer
+    # draws for each coefficient than `supporting`, q waits for more draws.
     unclear: float = 1e-3
+    # A step multiplies a precision by at least so many standard errors of an eigenvalue of C, but
+    # this limit is never more than this: in many dimensions errors add up.
+    most_precision: float = 0.5
     quiet: float = 0.1  # nats that errors will cost after a step, relative to its gain
     negligible: float = 1e-4  # weight of a draw that need not take part
     supporting: float = 2.5  # effective draws for each coefficient that a regression needs
     enough: float = 4.0  # effective draws for each coefficient, below which weights are flattened
     powers: tuple[float, ...] = tuple(2.0**-i for i in range(16))  # tau, largest first
-    least_share: float = 0.1  # of the tolerance: a direction that gains less is left out
+    least_share: float = 0.5  # of the tolerance: a direction that gains less is left out
     omega: float = 0.3  # variance of degree four, relative to degree three, in the residual
     most_judged: int = 1024  # most draws for the estimate of the gap, which costs their square
     gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
@@ -248,7 +251,7 @@ class LowRankRegression(Algorithm):
         return state._replace(q=after, t=state.t + 1, left_out=0.5 * answer.found.unexplained), info
 
     def default_budget(self, d: int) -> int:
-        """Evaluations after which a fit that has not converged ends: 100 of the longest iterations."""
+        """Evaluations after which a fit that has not converged ends: 100 iterations."""
         return self.low_rank_rules.iterations * (self.n_samples or self._draws(LowRankGaussian(d, min(d, 20))))
 
     def _draws(self, family: LowRankGaussian) -> int:
@@ -279,7 +282,7 @@ class LowRankRegression(Algorithm):
         return LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True))), radius
 
     def _regress(self, family: LowRankGaussian, q: Array, state: LowRankState, n_new: int) -> _Answer:
-        """Regress the remembered residuals; if rounding or too few values spoil it, make no step."""
+        """Regress the remembered residuals; if rounding spoils the result, make no step."""
         xp, rule = array_namespace(q), self.low_rank_rules
         sample, n_effective = self._sample(family, q, state, n_new)
         ridges = xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
@@ -317,10 +320,11 @@ class LowRankRegression(Algorithm):
         noise = xp.sum(weight * state.noise) / n_effective
         growth = state.noise / xp.where(noise > 0, noise, xp.ones_like(noise))
         weight = weight / (self.rules.weighting.far(squares, family.dim) * xp.maximum(growth, zero + 1))
+        weight = xp.where(weight > rule.negligible, weight, zero)
         z = xp.where((weight > 0)[:, None], z, xp.zeros_like(z))
         n = h.shape[0]
         is_newest = xp.arange(n, device=device(q)) >= n - n_new // rule.held_out
-        return _compact(Sample(z, h, weight, is_newest & is_there), rule.negligible), n_effective
+        return _compact(Sample(z, h, weight, is_newest & (weight > 0))), n_effective
 
     def _step(
         self, family: LowRankGaussian, answer: _Answer, radius: Array, q: Array, previous: Array
@@ -408,12 +412,15 @@ class _Line:
         self._family, self._q, self._answer = family, q, answer
         self._rule, self._numbers = rule, method.low_rank_rules
         self._mu, self._spikes = family.open(q)
-        self._smallest = rule.smallest_precision(answer.curvature_sd, family.dim)
+        careful = replace(rule, most_precision=self._numbers.most_precision)
+        self._smallest = careful.smallest_precision(answer.curvature_sd, family.dim)
         least = method.tol * self._numbers.least_share
-        self._least = array_namespace(q).maximum(family.dim * answer.curvature_sd**2, least * xp_one(answer.n_effective))
+        self._least = array_namespace(q).maximum(
+            family.dim * answer.curvature_sd**2, least * xp_one(answer.n_effective)
+        )
 
     def longest(self, longest: Array, radius: Array) -> Array:
-        """The longest allowed share of the full step, up to ``longest``, by bisection of its log."""
+        """The longest allowed share of the full step, up to ``longest``: bisection of its log."""
         xp = array_namespace(radius)
         lowest = math.log2(float(xp.finfo(radius.dtype).smallest_normal)) / 2
 
@@ -551,11 +558,11 @@ def _coefficients(family: LowRankGaussian) -> int:
     return family.dim * (family.rank + 2)
 
 
-def _compact(sample: Sample, negligible: float) -> Sample:
+def _compact(sample: Sample) -> Sample:
     """The points that take part; on the host alone, where shapes may change from step to step."""
     if not isinstance(sample.weight, np.ndarray):
         return sample
-    keep = (sample.weight > negligible) | sample.is_held_out
+    keep = sample.weight > 0
     return Sample(*(part[keep] for part in sample))
 
 
@@ -564,8 +571,8 @@ def _filled(state: LowRankState) -> LowRankState:
     if not isinstance(state.log_joint, np.ndarray):
         return state
     first = int(np.argmax(state.log_joint > -math.inf))
-    rows = (part[first:] for part in (state.theta, state.log_joint, state.own, state.noise))
-    return state._replace(**dict(zip(("theta", "log_joint", "own", "noise"), rows, strict=True)))
+    theta, log_joint, own, noise = (part[first:] for part in (state.theta, state.log_joint, state.own, state.noise))
+    return state._replace(theta=theta, log_joint=log_joint, own=own, noise=noise)
 
 
 def _is_member(family: LowRankGaussian, q: Array) -> Array:
