@@ -141,7 +141,8 @@ def test_a_fit_is_the_same_on_every_backend(case, backend):
         options = options | {"vectorized": True}
     # NumPy takes one point at a time where the others map: the function of stacked points is the same one here.
     there = fitted(function, backend=backend, **options)
-    assert_same(there, fitted(function, **options))
+    # Eigenvectors of nearly equal eigenvalues differ between libraries, and with them the rounding errors.
+    assert_same(there, fitted(function, **options), rtol=1e-6 if case == "low rank" else 1e-8)
     assert there.record.backend == str(find_backend(backend))
 
 

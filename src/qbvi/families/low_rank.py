@@ -144,9 +144,10 @@ def nearest(form: Form, rank: int, smallest: Array | float = _SMALLEST, sweeps: 
 
     .. math:: (S T)_{ii} = 1 \quad\text{for all } i.
 
-    The two conditions are met by turns, beginning at :math:`s = t^{-1/2}`. If the part of low rank
-    has at most r directions, the first turn is exact. Eigenvectors are sought in the span of
-    ``sK``, so a sweep costs O(d m^2).
+    The two conditions are met by turns, from two starts, of which the better end is returned. One
+    is :math:`s = t^{-1/2}`. If the part of low rank has at most r directions, its first turn is
+    exact. The other is :math:`s = T_{ii}^{-1/2}`. It avoids directions along an axis, which belong
+    into the diagonal. Eigenvectors are sought in the span of ``sK``, so a sweep costs O(d m^2).
 
     Examples
     --------
@@ -157,7 +158,20 @@ def nearest(form: Form, rank: int, smallest: Array | float = _SMALLEST, sweeps: 
     (array([0.5, 1. , 1. ]), array([7.]))
     """
     xp = array_namespace(form.t)
-    s = form.t**-0.5
+    total = xp.where(form.diagonal > 0, form.diagonal, form.t)
+    first, second = (_alternated(form, start**-0.5, rank, smallest, sweeps) for start in (form.t, total))
+    is_first = _distance(form, first) <= _distance(form, second)
+    return Spikes(*(xp.where(is_first, one, other) for one, other in zip(first, second, strict=True)))
+
+
+def _distance(form: Form, spikes: Spikes) -> Array:
+    """Twice KL(q || N(., T^-1)), up to a constant."""
+    return form.trace_with(spikes) + spikes.log_det()
+
+
+def _alternated(form: Form, s: Array, rank: int, smallest: Array | float, sweeps: int) -> Spikes:
+    """The two conditions of `nearest` by turns, from the scales s."""
+    xp = array_namespace(s)
     spikes = best_directions(form, s, rank, smallest)
     for _ in range(sweeps - 1):
         excess = form._diagonal_with(spikes)
