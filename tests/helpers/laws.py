@@ -44,7 +44,7 @@ class Case(NamedTuple):
 CASES = {
     "full-1": Case(Gaussian(1)),
     "full-4": Case(Gaussian(4)),
-    "low-rank-3": Case(LowRankGaussian(3, rank=3)),  # all Gaussians: of lower rank see test_low_rank.py
+    "low-rank-3": Case(LowRankGaussian(3, rank=3)),  # all Gaussians: of lower rank see test_low_rank_gaussian.py
     "diagonal-3": Case(DiagonalGaussian(3)),
     "blocks": Case(GaussianProduct((Gaussian(2), DiagonalGaussian(1), Gaussian(2)), ((3, 0), (4,), (1, 2)))),
     "gamma": Case(Gamma(2), {"alpha": [3.0, 0.8], "beta": [2.0, 5.0]}),
