@@ -8,6 +8,10 @@ from scipy.special import log_expit
 
 import qbvi
 from oracles import GaussianTarget, LogisticRegression, gaussian_kl
+from qbvi.ending import StopKind
+from qbvi.families import Gaussian
+from qbvi.methods import Task, automatic
+from qbvi.stopping import MaxIterations, Plateau
 from sweeps import sweep
 
 
@@ -340,3 +344,25 @@ def test_bounds_by_minus_infinity_need_no_option():
     free = qbvi.fit(half, qbvi.Normal(0, 10, shape=2), seed=1)
     # Half a normal with variance 100 / 101; a draw in ten may be on the wrong side of the edge.
     np.testing.assert_allclose(free.mean, [np.sqrt(2 / np.pi * 100 / 101), 0], atol=0.15)
+
+
+def test_mini_batches_end_by_a_rule_or_by_the_budget_of_the_user():
+    """Not after 1,000 iterations, whatever the budget: the bound is noisy, and a plateau of it ends the fit."""
+    task = Task(Gaussian(2), has_batches=True)
+    assert [type(rule) for rule in automatic(task).stop] == [Plateau, MaxIterations]
+    for limited in (task._replace(max_evals=9), task._replace(max_time=9.0)):
+        assert [type(rule) for rule in automatic(limited).stop] == [Plateau]
+    y = np.random.default_rng(1).normal(1.0, 1.0, 200)
+    fit = qbvi.fit(
+        lambda m, y: -0.5 * np.sum((y - m[:, None]) ** 2, axis=1),
+        qbvi.Normal(0, 10),
+        vectorized=True,
+        data=y,
+        batch_size=50,
+        max_evals=10**6,
+        seed=1,
+        progress=False,
+    )
+    assert fit.stop_kind is StopKind.PLATEAU
+    assert fit.n_evals < 10**6
+    assert abs(fit.unconstrained[0][0] - y.mean()) < 4 / np.sqrt(200)

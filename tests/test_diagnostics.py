@@ -60,7 +60,8 @@ def test_khat_is_that_of_pareto_draws(rng):
 
 def test_one_ratio_that_outweighs_all_others_is_the_worst_khat():
     assert pareto_khat(np.r_[np.zeros(99), 5000.0])[0] == np.inf
-    assert np.isnan(pareto_khat(np.zeros(10))[0])
+    assert np.isnan(pareto_khat(np.r_[np.zeros(9), 0.1])[0])
+    assert pareto_khat(np.zeros(10))[0] == -np.inf  # the posterior itself, by however few draws
 
 
 def test_a_slope_that_is_known_well_is_not_drowned_by_a_curvature_that_is_not():

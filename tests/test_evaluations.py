@@ -360,8 +360,8 @@ def assert_exact(fit, tol=0.03):
 
 def test_the_second_fit_is_cheap_and_right(first):
     second = quick_fit(skewed, PRIOR, seed=2, evaluations=first)
-    # Two points again, one batch of eight, and the hundred fresh draws.
-    assert second.n_evals <= 2 + 2 * 8 + 100 < first.n_evals
+    # Two points again, one batch of eight, and twenty fresh draws.
+    assert second.n_evals <= 2 + 2 * 8 + 20 < first.n_evals
     assert second.converged
     assert_allclose(second.mean, first.mean, atol=0.05 * first.sd.min())
     assert_allclose(second.sd, first.sd, rtol=0.05)
@@ -477,7 +477,7 @@ def test_a_product_of_families():
     prior = {"beta": qbvi.Normal(0, 2, shape=2), "sigma": qbvi.Gamma(2, 1)}
     earlier = quick_fit(named, prior, seed=1, family={"sigma": "gamma"})
     fit = quick_fit(named, prior, seed=2, family={"sigma": "gamma"}, evaluations=earlier)
-    assert fit.n_evals < earlier.n_evals
+    assert fit.trace.n_evals[-1] < earlier.trace.n_evals[-1]  # without fresh draws
     assert_allclose(fit.mean["sigma"], earlier.mean["sigma"], rtol=0.02)
     # The same points on another scale: sigma is then unconstrained.
     full = quick_fit(named, prior, seed=2, evaluations=earlier)

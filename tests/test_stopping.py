@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qbvi.ending import Stop, StopKind
-from qbvi.stopping import Budget, GapBelow, History, MaxIterations, ParameterChange, Patience, as_rule
+from qbvi.stopping import Budget, GapBelow, History, MaxIterations, ParameterChange, Patience, Plateau, as_rule
 
 
 def history(elbo, window=1, n_evals=None, mean=None, sd=None, seconds=None):
@@ -35,6 +35,21 @@ def test_the_best_step_is_that_of_the_smoothed_bound_and_a_nan_is_never_best():
 def test_patience_counts_from_the_best_step():
     assert Patience(3)(history([0.0, 5.0, 1.0, 1.0])) is None
     assert Patience(3)(history([0.0, 5.0, 1.0, 1.0, 1.0])).converged
+
+
+def test_a_plateau_is_a_rise_within_the_noise(rng):
+    """Two quarters of 600 steps with unit noise: their means differ by 0.12 or less two times in three."""
+    noise, steps = rng.standard_normal(600), np.arange(600)
+    assert Plateau(errors=3.0)(history(noise)).kind is StopKind.PLATEAU
+    assert Plateau(errors=3.0)(history(noise + 0.01 * steps)) is None  # 1.5 nats more in the last quarter
+    assert Plateau(errors=3.0)(history(noise - 0.01 * steps)).converged
+    assert Plateau(errors=3.0)(history([np.nan] * 600)) is None
+
+
+def test_a_plateau_is_looked_for_once_in_a_while():
+    rule = Plateau(fewest=500, every=100)
+    assert [rule.soonest(history([0.0] * n)) for n in (0, 499, 500, 501, 599)] == [500, 1, 100, 99, 1]
+    assert [rule(history([0.0] * n)) is None for n in (499, 500, 501, 600)] == [True, False, True, False]
 
 
 def test_parameter_change_looks_at_means_and_standard_deviations_in_their_own_units():

@@ -180,3 +180,30 @@ def f_of_the_report(x):
 def test_no_fit_is_converged_at_the_prior(family, seed):
     fit = qbvi.fit(f_of_the_report, qbvi.Normal(0, 10, shape=2), family=family, seed=seed)
     assert not fit.converged or fit.evidence > -8
+
+
+def test_log_ratios_that_hardly_vary_decide(rng):
+    assert Verdict().is_decided(0.15 * rng.standard_normal(20))
+    assert not Verdict().is_decided(0.4 * rng.standard_normal(20))
+
+
+def test_a_gaussian_posterior_needs_a_fifth_of_the_fresh_draws():
+    fit = qbvi.fit(lambda x: -0.5 * float(x @ x), qbvi.Normal(0, 3, shape=2), family="full", seed=1)
+    assert fit.converged
+    assert fit.record.khat_draws == 20
+    # The evidence of a Gaussian: by conjugacy the sum of two variances, for each coordinate.
+    assert abs(fit.evidence - (np.log(2 * np.pi) - np.log(2 * np.pi * 10))) < 1e-6
+    assert list(fit.evaluations.stage).count("fresh") == 20
+
+
+def test_a_posterior_that_no_gaussian_follows_has_all_fresh_draws():
+    fit = qbvi.fit(lambda x: float(np.sum(x - np.exp(x))), qbvi.Normal(0, 3, shape=2), family="full", seed=1)
+    assert fit.record.khat_draws >= 100
+    assert fit.missing > 0.01
+
+
+def test_a_function_that_fails_at_some_of_the_first_draws_has_them_all():
+    failing = lambda x: np.nan if x[0] > 1.2 else -0.5 * float(x @ x)
+    fit = qbvi.fit(failing, qbvi.Normal(0, 3, shape=2), family="full", seed=1, on_failure="exclude", max_evals=600)
+    assert not fit.converged
+    assert fit.record.khat_draws > 20

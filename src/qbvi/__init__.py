@@ -56,7 +56,7 @@ from qbvi.regression import LowRankRegression, MeanFieldRegression, Regression, 
 from qbvi.results import Fit
 from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
-from qbvi.stopping import MaxIterations, ParameterChange, Patience
+from qbvi.stopping import MaxIterations, ParameterChange, Patience, Plateau
 from qbvi.storage import load
 from qbvi.supports import (
     Bijection,
@@ -132,6 +132,7 @@ __all__ = [
     "Patience",
     "Periodic",
     "Plain",
+    "Plateau",
     "Poisson",
     "Positive",
     "PositiveDefinite",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from qbvi.arguments import number, positive_number, whole_number
@@ -18,12 +18,12 @@ from qbvi.estimators import (
     ResidualControlVariate,
     ScoreFunction,
 )
-from qbvi.families.base import Family
+from qbvi.families.base import Family, GaussianFamily
 from qbvi.naming import is_no_text, pick, works_as
 from qbvi.protocol import Algorithm, Info, Values
 from qbvi.random import Antithetic, Draws, Independent, Sobol, Source
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction, Step
-from qbvi.stopping import MaxIterations, ParameterChange, Patience, Rule, as_rule
+from qbvi.stopping import MaxIterations, ParameterChange, Patience, Plateau, Rule, as_rule
 from qbvi.updates import Chain, ClipByNorm, LearningRate, Momentum, Update, Where, as_rate, as_updates
 
 __all__ = ["QBVI", "QBVIState", "paper"]
@@ -51,6 +51,7 @@ RULES: dict[str, Rule] = {
     "patience": Patience(),
     "parameter-change": ParameterChange(),
     "max-iterations": MaxIterations(),
+    "plateau": Plateau(),
 }
 
 
@@ -96,8 +97,8 @@ class QBVI(Algorithm):
         ``"exponential"``, ``"retraction"``, ``"cholesky-log"``, or ``"parameters"`` for steps of
         the textbook parameters.
     stop
-        Stopping rules; the first that applies ends the fit. `qbvi.Patience`,
-        `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names ``"patience"``,
+        Stopping rules; the first that applies ends the fit. `qbvi.Patience`, `qbvi.Plateau`,
+        `qbvi.ParameterChange`, `qbvi.MaxIterations`, or their names ``"patience"``, ``"plateau"``,
         ``"parameter-change"``, ``"max-iterations"``.
     window
         Number of bounds that the smoothed bound averages.
@@ -132,6 +133,11 @@ class QBVI(Algorithm):
     def is_array_api(self) -> bool:
         """It runs on every array library."""
         return True
+
+    @property
+    def for_independent_draws(self) -> QBVI:
+        """The same without mirror pairs."""
+        return replace(self, draws=Independent())
 
     @property
     def draws_on_host(self) -> bool:
@@ -182,8 +188,9 @@ class QBVI(Algorithm):
     ) -> tuple[QBVIState, Info]:
         """Estimate the natural gradient from the function's values, and make one step."""
         xp = array_namespace(state.q)
-        h = family.residual(state.q, theta, values.log_joint)
-        batch = Batch(theta, values.f, h, eta, self._draws.group_size(self.n_samples))
+        is_mirrored = self._draws.is_mirrored and isinstance(family, GaussianFamily)
+        h = values.log_joint - _log_prob(family, state.q, theta, is_mirrored)
+        batch = Batch(theta, values.f, h, eta, self._draws.group_size(self.n_samples), is_mirrored)
         direction, memory = self._estimator(family, state.q, batch, state.memory)
         update, carry = self._chain(direction, state.carry, Where(family, state.q, state.t))
         finite = xp.all(xp.isfinite(update))
@@ -211,6 +218,14 @@ class QBVI(Algorithm):
     def _chain(self) -> Chain:
         rate = () if self.learning_rate is None else (self.learning_rate,)
         return Chain((*self.updates, *rate))
+
+
+def _log_prob(family: Family, q: Array, theta: Array, is_mirrored: bool) -> Array:
+    """Log density at each draw (n,); a Gaussian's is the same at both draws of a mirror pair."""
+    if not is_mirrored:
+        return family.log_prob(q, theta)
+    half = family.log_prob(q, theta[: theta.shape[0] // 2, :])
+    return array_namespace(half).concat([half, half])
 
 
 def _listed(value: Any) -> Sequence[Any]:

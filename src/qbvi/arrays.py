@@ -17,6 +17,7 @@ __all__ = [
     "array_namespace",
     "call_traced",
     "device",
+    "eigh",
     "is_traced",
     "pack_symmetric",
     "refuse_traced",
@@ -96,8 +97,37 @@ def refuse_traced(name: str, array: Array) -> None:
         raise TypeError(msg)
 
 
+def eigh(matrix: Array) -> tuple[Array, Array]:
+    """Eigenvalues (d,) in ascending order, and eigenvectors (d, d), of a symmetric matrix (d, d).
+
+    In a program for an NVIDIA GPU the matrix is decomposed twice: the routine for several small
+    matrices takes half the time of the one for a single matrix.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> eigh(np.diag([2.0, 1.0]))[0]
+    array([1., 2.])
+    """
+    if not array_api_compat.is_jax_array(matrix):
+        values, vectors = array_namespace(matrix).linalg.eigh(matrix)
+        return values, vectors
+    import jax
+
+    def alone(matrix: Array) -> tuple[Array, Array]:
+        return tuple(jax.numpy.linalg.eigh(matrix))
+
+    def as_one_of_two(matrix: Array) -> tuple[Array, Array]:
+        values, vectors = jax.numpy.linalg.eigh(jax.numpy.stack([matrix, matrix]))
+        return values[0], vectors[0]
+
+    return jax.lax.platform_dependent(matrix, cuda=as_one_of_two, default=alone)  # type: ignore[no-any-return]
+
+
 def repeat(n: int, body: Callable[[Any, Any], Any], state: tuple[Array, ...]) -> Any:
     """Apply ``state = body(i, state)`` for i from 0 to n - 1, as one compiled loop in JAX.
+
+    A turn of that loop makes four of them: on a GPU, a turn costs as much as some small operations.
 
     Examples
     --------
@@ -108,10 +138,13 @@ def repeat(n: int, body: Callable[[Any, Any], Any], state: tuple[Array, ...]) ->
     if array_api_compat.is_jax_array(state[0]):
         import jax
 
-        return jax.lax.fori_loop(0, n, body, state)
+        return jax.lax.fori_loop(0, n, body, state, unroll=min(n, _UNROLLED))
     for i in range(n):
         state = body(i, state)
     return state
+
+
+_UNROLLED = 4
 
 
 def pack_symmetric(matrix: Array) -> Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,10 @@ _LONGEST = 64  # most steps of a chunk
 _CHUNK_BYTES = 2**26  # most memory for the results of a chunk's steps
 # Seconds that a chunk may take: progress, Ctrl-C and the time limit are handled between chunks.
 _CHUNK_SECONDS = 0.5
+
+
+# Seconds of a step of each program that is still in memory: a second fit begins with long chunks.
+_PACES: WeakKeyDictionary[Core, float] = WeakKeyDictionary()
 
 
 class Chunk(NamedTuple):
@@ -54,7 +59,8 @@ class CompiledSteps:
     ) -> None:
         self._engine, self._box, self._batches = engine, box, batches
         self._core, self.n = self._planned(state, most)
-        self._most = 1  # steps that the next chunk has time for
+        known = _PACES.get(self._core)
+        self._most = 1 if known is None else self._affordable(known)  # steps that the next chunk has time for
 
     def make(self, state: Any, history: History, rules: tuple[Rule, ...]) -> Chunk:
         """Make steps until a stopping rule may apply or the time of a chunk is over."""
@@ -64,12 +70,17 @@ class CompiledSteps:
         with backend.active():
             reached, iterations, raw, end = self._advance(state, steps, inputs)
             on_host, raw, end = backend.fetch((iterations._replace(left=None), raw, end))
-            made = [_at(on_host, i)._replace(left=iterations.left[i, ...]) for i in range(int(end))]
+            made = [_at(on_host, i)._replace(left=self._left(iterations, i)) for i in range(int(end))]
         return Chunk(state, reached, made, raw[: len(made)], inputs)
 
     def pace(self, seconds: float) -> None:
         """Choose the length of the next chunk, given the time of one step."""
-        self._most = min(2 * self._most, self._core.most_steps, max(1, int(_CHUNK_SECONDS / seconds)))
+        _PACES[self._core] = seconds
+        self._most = min(2 * self._most, self._affordable(seconds))
+
+    def _affordable(self, seconds: float) -> int:
+        """Steps of this duration that a chunk has time for."""
+        return min(self._core.most_steps, max(1, int(_CHUNK_SECONDS / seconds)))
 
     def replay(self, chunk: Chunk) -> Replay:
         """Access to the points of the steps of a chunk."""
@@ -80,8 +91,8 @@ class CompiledSteps:
         engine, batches, core = self._engine, self._batches, self._engine.core
         backend, stop = engine.backend, core.algorithm.stop
         with backend.active():
-            theta = backend.shaped(core.ask, state, engine.key, engine.number(0))
-            self._box.plan(backend.shaped(core.points, theta), () if batches is None else (batches.example,))
+            theta = backend.shaped(core, "ask", state, engine.key, engine.number(0))
+            self._box.plan(backend.shaped(core, "points", theta), () if batches is None else (batches.example,))
         each = (core.family.n_stored + 2 * theta.shape[0]) * np.dtype(backend.dtype).itemsize
         pause = max((rule.pause_below for rule in stop), default=-math.inf)
         most = max(1, min(most, _LONGEST, _CHUNK_BYTES // each, *(rule.soonest(History()) for rule in stop)))
@@ -100,6 +111,10 @@ class CompiledSteps:
         there = engine.backend.put((np.asarray(t, dtype=np.int32), rows, scale))
         data = None if batches is None else batches.data
         return Inputs(engine.key, there[0], engine.core.eta, data, there[1], there[2])
+
+    def _left(self, iterations: Iteration, i: int) -> Array:
+        """The q before step ``i``, which stays on the device."""
+        return self._engine.call(self._engine.core, "row", iterations.left, self._engine.number(i))
 
     def _advance(self, state: Any, steps: int, inputs: Inputs) -> tuple[Any, Iteration, Array, Array]:
         with self._engine.backend.explained():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -92,6 +92,10 @@ class Core:
         """The part of the prior that the family includes in closed form, on the backend."""
         return self.backend.put(self._prior.eta)
 
+    def start(self, q: Array) -> Any:
+        """The state before the first step."""
+        return self.algorithm.init(self.family, q)
+
     def ask(self, state: Any, key: Array, t: Array) -> Array:
         """The points of step ``t``: (n, d)."""
         return self.algorithm.ask(self.family, state, self.stream(key, t))
@@ -106,6 +110,15 @@ class Core:
         log_joint = likelihood + self.model.log_prior(theta)
         f = likelihood + self._prior.remaining(theta)
         return Values(f, log_joint, evaluations.ok, evaluations.noise_sd, evaluations.zero)
+
+    def tried(self, theta: Array) -> tuple[Any, Values]:
+        """Points and values for any numbers: they show whether model and prior run on a backend."""
+        some = theta[:, 0]
+        return self.points(theta), self.values(theta, Evaluated(some, some == 0, some))
+
+    def row(self, stacked: Array, i: Array) -> Array:
+        """Entry ``i`` along the first axis."""
+        return stacked[i, ...]
 
     def tell(self, eta: Array, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
         """The next state, and the iteration."""
@@ -221,6 +234,10 @@ class Engine:
         """A whole number on the device."""
         return self.backend.put(np.asarray(n, dtype=np.int32))
 
+    def start(self, q: NDArray[np.float64]) -> Any:
+        """The state before the first step."""
+        return self.call(self.core, "start", self.backend.put(q))
+
     def ask(self, state: Any, t: int) -> Array:
         """The points of iteration ``t``: (n, d)."""
         algorithm, family = self.core.algorithm, self.core.family
@@ -238,9 +255,14 @@ class Engine:
         values: Values = self.call(self.core, "values", theta, evaluations._replace(rows=None))
         return values
 
-    def tell(self, state: Any, theta: Array, values: Values) -> tuple[Any, Iteration]:
-        """The next state, and the iteration, on the host except for the q before the step."""
-        state, iteration = self.call(self.core, "tell", self.core.eta, state, theta, values)
+    def tell(self, state: Any, theta: Array, values: Values, is_fresh: bool = False) -> tuple[Any, Iteration]:
+        """The next state, and the iteration, on the host except for the q before the step.
+
+        Fresh draws are independent, and not those that the method asked for.
+        """
+        core = self.core
+        core = replace(core, algorithm=core.algorithm.for_independent_draws) if is_fresh else core
+        state, iteration = self.call(core, "tell", core.eta, state, theta, values)
         return state, self.backend.fetch(iteration._replace(left=None))._replace(left=iteration.left)
 
     def residual(self, q: Array, theta: Array, log_joint: Array) -> NDArray[np.float64]:

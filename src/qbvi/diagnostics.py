@@ -101,10 +101,11 @@ def smoothed(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
 
 def _pareto(h: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, tuple[str, ...]]:
     """Smoothed log weights, or ``h`` itself where no tail can be fitted; k-hat; notes."""
-    if h.size < _FEWEST:
-        return h, float("nan"), (f"k-hat was not computed: {h.size} draws are too few",)
     if np.ptp(h) < _CONSTANT:
         return h, float("-inf"), ()
+    if h.size < _FEWEST:
+        is_slight = h.var() < KHAT_NATS  # half of it is missing, and k-hat would not count
+        return h, float("nan"), () if is_slight else (f"k-hat was not computed: {h.size} draws are too few",)
     ordered = np.sort(h)
     if ordered[-2] < ordered[-1] - _OUTWEIGHED:
         return h, float("inf"), ()
@@ -343,12 +344,12 @@ def left_open(features: NDArray[np.float64], h: NDArray[np.float64]) -> float:
     return 0.5 * float(np.trace(_least_squares(features, h)[1])) if _is_enough(features) else 0.0
 
 
-def change_with_order(h: NDArray[np.float64], chance: float = 1e-4) -> float:
+def change_with_order(h: NDArray[np.float64], chance: float = 1e-4, fewest: int = _FEWEST) -> float:
     """Nats by which ``h`` rises from the first to the last of independent draws, if that is proven.
 
     Independent draws are exchangeable, and so are their values: of a function without a memory,
     also if independent noise is added. The test is Spearman's rank correlation with the order. The
-    result is zero if it is within what happens by chance.
+    result is zero if it is within what happens by chance, or with fewer than ``fewest`` draws.
 
     Examples
     --------
@@ -358,7 +359,7 @@ def change_with_order(h: NDArray[np.float64], chance: float = 1e-4) -> float:
     (0.0, 4.8)
     """
     n = len(h)
-    if n < _FEWEST or np.ptp(h) < _CONSTANT:
+    if n < fewest or np.ptp(h) < _CONSTANT:
         return 0.0
     time = np.arange(n) - (n - 1) / 2
     rho = float(np.corrcoef(time, _ranks(h))[0, 1])

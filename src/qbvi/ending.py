@@ -21,6 +21,7 @@ class StopKind(Enum):
     GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
     MISSING = "missing", True, "fewer than {tol:g} nats of the posterior are missing"
     PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
+    PLATEAU = "plateau", True, "the lower bound rose by no more than its noise over the last {steps} iterations"
     PARAMETERS = (
         "parameters",
         True,

@@ -24,7 +24,6 @@ from qbvi.evaluate import (
     BlackBox,
     DeviceBatches,
     DeviceBox,
-    Evaluated,
     FromHost,
     OnFailure,
     ShardedLikelihood,
@@ -322,7 +321,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     algorithm = choose_method(
         method,
         model,
-        Task.of(posterior, family, tol, max_evals)._replace(has_batches=_is_partial(batches), backend=library),
+        Task.of(posterior, family, tol, max_evals)._replace(
+            has_batches=_is_partial(batches), backend=library, max_time=max_time
+        ),
     )
     budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
     earlier, seed = _earlier(evaluations, model, batches), resumed_seed(seed, checkpoint)
@@ -553,10 +554,7 @@ def _reason_for_the_host(backend: Backend, model: Model, family: Family, algorit
     core = Core(model, family, algorithm, backend)
     try:
         with backend.active():
-            u = backend.asarray(np.zeros((2, model.dim)))
-            made = backend.shaped(
-                lambda u: (core.points(u), core.values(u, Evaluated(u[:, 0], u[:, 0] == 0, u[:, 0]))), u
-            )
+            made = backend.shaped(core, "tried", backend.asarray(np.zeros((2, model.dim))))
     # SciPy's priors and users' functions may fail in any way on arrays of another library.
     except Exception as error:  # noqa: BLE001
         return f"the prior computes there ({type(error).__name__})"

@@ -16,7 +16,7 @@ from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
 from qbvi.regression import LowRankRegression, MeanFieldRegression, Regression, Ridge
-from qbvi.stopping import RESERVE, Budget
+from qbvi.stopping import RESERVE, Budget, MaxIterations, Plateau
 from qbvi.updates import LearningRate
 
 __all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional", "most_joint_wholes"]
@@ -46,7 +46,8 @@ class Task(NamedTuple):
     has_batches: bool = False  # whether the values come from mini-batches
     backend: Backend = HOST
     is_free: bool = False  # whether the posterior may take any shape
-    max_evals: int | None = None  # budget of the user
+    max_evals: int | None = None  # budget of the user ...
+    max_time: float | None = None  # ... and in seconds
 
     @classmethod
     def of(cls, posterior: Family, family: Any, tol: float | None, max_evals: int | None) -> Task:
@@ -80,7 +81,7 @@ def automatic(task: Task) -> Algorithm:
         return LowRankRegression(tol=task.gap)
     most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
     if task.has_batches or (family.dim > most and not _pays(task)):
-        return many_dimensional(family.dim)
+        return many_dimensional(family.dim, has_budget=task.max_evals is not None or task.max_time is not None)
     if not isinstance(family, GaussianFamily):
         return MeanFieldRegression(tol=task.gap)
     free = Free(tol=task.missing)
@@ -173,15 +174,19 @@ def _refuse_low_rank(chosen: Algorithm, family: Family) -> None:
         raise TypeError(msg)
 
 
-def many_dimensional(d: int) -> QBVI:
+def many_dimensional(d: int, *, has_budget: bool = False) -> QBVI:
     """The residual estimator with a decaying rate, for mini-batches and many dimensions.
 
     The noise of a step grows with the dimension. Each iteration therefore uses one draw for every
     four dimensions, at least 100 and at most 400. Above 250,000 dimensions memory limits it to
     fewer: 1e8 numbers in all, but never below 100 draws.
+
+    A fit ends when the bound rises by no more than its noise. Otherwise the budget of the user ends
+    it, or 1,000 iterations if there is none.
     """
     n = 2 * round(min(max(100, min(d / 4, 400)), max(100, 1e8 / d)) / 2)
-    return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last")
+    stop = (Plateau(),) if has_budget else (Plateau(), MaxIterations())
+    return QBVI(n_samples=n, learning_rate=LearningRate(0.1, decay_after=100), keep="last", stop=stop)
 
 
 def choose_budget(algorithm: Algorithm, d: int, max_evals: int | None, max_time: float | None, n_starts: int) -> Budget:

@@ -18,7 +18,7 @@ from qbvi.arguments import array_of, shown
 from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.distributions import Distribution, as_distribution, distribution_from_spec
 from qbvi.points import items, nested, paths_of
-from qbvi.supports import Elementwise, Periodic, Shape, UserDefinedError
+from qbvi.supports import Elementwise, Interval, Periodic, Shape, UnitCube, UserDefinedError
 
 __all__ = ["Model", "Parameter", "QuadraticPrior", "Vector", "named_distributions"]
 
@@ -270,6 +270,14 @@ class Model:
                 low, high = p.distribution.support.bounds(p.shape)
                 periods[p.columns] = high - low
         return periods
+
+    @cached_property
+    def is_walled(self) -> NDArray[np.bool_]:
+        """Which columns of ``u`` stand for numbers between two ends: (d,)."""
+        is_walled = np.zeros(self.dim, dtype=bool)
+        for p in self.parameters:
+            is_walled[p.columns] = isinstance(p.distribution.support, Interval | UnitCube) and not p.is_native
+        return is_walled
 
     def nearest_copy(self, u: NDArray[np.float64], to: NDArray[np.float64]) -> NDArray[np.float64]:
         """Move periodic columns of (n, d) by whole periods to the copy that is nearest to (d,)."""

@@ -114,6 +114,11 @@ class Algorithm(ABC):
         """The iterate to return: the one with the ``"best"`` smoothed bound, or the ``"last"``."""
 
     @property
+    def for_independent_draws(self) -> Algorithm:
+        """The method whose `tell` takes independent draws, in place of those of `ask`."""
+        return self
+
+    @property
     def is_array_api(self) -> bool:
         """Whether `ask` and `tell` run on any array library and compile.
 
@@ -165,6 +170,10 @@ class Algorithm(ABC):
     @abstractmethod
     def fresh_draws(self, n_evals: int) -> int:
         """Number of fresh draws for the bound and k-hat, after ``n_evals`` evaluations."""
+
+    def first_draws(self, n: int) -> int:
+        """How many of n fresh draws come first: the others only if these leave something open."""
+        return n
 
     def reserved_draws(self, n_evals: int) -> int:
         """Evaluations of a budget of ``n_evals`` that are kept for the fresh draws."""

@@ -145,6 +145,7 @@ class Draws(ABC):
     """Standard normal draws; rows ``s``, ``s + n / group_size`` and so on depend on each other."""
 
     on_host: ClassVar[bool] = False  # whether it needs a NumPy generator
+    is_mirrored: ClassVar[bool] = False  # whether the second half is the first one, negated
 
     @abstractmethod
     def normal(self, rng: Any, n: int, d: int) -> Array:
@@ -192,6 +193,8 @@ class Antithetic(Draws):
     >>> bool(np.all(z[:2] == -z[2:]))
     True
     """
+
+    is_mirrored: ClassVar[bool] = True
 
     def normal(self, rng: Source, n: int, d: int) -> Array:
         """Draw n / 2 standard normals and mirror them."""

@@ -229,8 +229,7 @@ class Run:
 
     def _loop(self, init: Any, progress: Progress) -> Generator[Request, Evaluated, tuple[Array, Stop]]:
         if self._state is None:
-            with self.backend.active():
-                self._state = self.algorithm.init(self.family, self.backend.asarray(self._first(init)))
+            self._state = self._engine.start(self._first(init))
         # A restored run that had already finished stops here.
         stop = self._stop() if len(self._history) else None
         compiled = self._compiled() if stop is None else None
@@ -246,7 +245,7 @@ class Run:
                 return self._state.q, stop
             assert self._look is not None
             assert self._look.draws is not None
-            stop = self._take(*self._look.draws, progress)
+            stop = self._take(*self._look.draws, progress, is_fresh=True)
 
     def _step(self, progress: Progress) -> Generator[Request, Evaluated, Stop | None]:
         """Request the values of one step and make it; return a stop if it was the last."""
@@ -304,11 +303,11 @@ class Run:
             self._cut_short(len(evaluated), len(theta))
         return values
 
-    def _take(self, theta: Array, values: Values, progress: Progress) -> Stop | None:
-        """Make one step; return a stop if it was the last."""
+    def _take(self, theta: Array, values: Values, progress: Progress, is_fresh: bool = False) -> Stop | None:
+        """Make one step, maybe with fresh draws; return a stop if it was the last."""
         # `tell` rejects a step that overflows, unless the values are beyond all bounds.
         with one_blas_thread(), np.errstate(all="ignore"), _explained("the values of a step"):
-            self._state, iteration = self._engine.tell(self._state, theta, values)
+            self._state, iteration = self._engine.tell(self._state, theta, values, is_fresh)
         self._record(iteration, self._seconds(), progress)
         return self._ending(iteration)
 
@@ -564,24 +563,27 @@ class Run:
             self.remark(f"the function failed at {share:.2g} of {draws}, which were left out or filled in")
 
     def _look_at(self, q: Array, n: int) -> Generator[Request, Evaluated, Look | None]:
-        """Evaluate fresh draws from ``q``, in parts that fit into memory.
+        """Evaluate up to n fresh draws from ``q``, in parts.
 
         With mini-batches, each part has its own batch and is a group of its own. If the time is
         over before all are evaluated, the look has those that are; None if they are too few.
         """
-        fewest = min(_BATCHES, n // 2) if self._is_partial else 1
-        parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
-        size, made, h = n // parts, 0, []
+        sizes, is_kept = self._parts(n)
+        drawn: list[tuple[Array, Values]] = []
+        h: list[Floats] = []
         before = self._counts(), self.number, self._engine.fresh.bit_generator.state
-        self._check = self.black_box.n_evals, parts * size
-        for part in range(parts):
+        made, is_cut = 0, False
+        for part, size in enumerate(sizes):
+            self._check = self.black_box.n_evals - made, made + size
             theta = self._engine.fresh_draws(q, size, self._looks * _MOST_PARTS + part)
             theta, values = yield from self._values(theta, self._engine.fresh, "fresh")
-            made += len(theta)
-            if len(theta) == size or (len(theta) and not self._is_partial):
+            made, is_cut = made + len(theta), len(theta) < size
+            drawn += [(theta, values)] if is_kept else []
+            if not is_cut or (len(theta) and not self._is_partial):
                 h.append(_where_ok(self._engine.residual(q, theta, values.log_joint), values))
-            if len(theta) < size:
-                self._cut_look(made, parts * size, before)
+            if is_cut:
+                self._cut_look(made, sum(sizes), before)
+            if is_cut or (is_kept and len(h[0]) == size and self.verdict.is_decided(h[0])):
                 break
         self._check = None
         if not h or made < 2:
@@ -589,9 +591,23 @@ class Run:
         share = self._since(before[0]).failures / made
         fewest = min(map(len, h))
         groups = np.stack([part[:fewest] for part in h]) if self._is_partial else np.concatenate(h)[None]
-        is_one = made == n == size
-        noise = (yield from self._noise_at(q, theta, values)) if parts == 1 else NO_NOISE
-        return Look(self.family, q, groups, share, (theta, values) if is_one else None, noise)
+        if not is_kept:
+            return Look(self.family, q, groups, share)
+        theta, values = _joined(drawn)
+        noise = yield from self._noise_at(q, theta, values)
+        return Look(self.family, q, groups, share, None if is_cut else (theta, values), noise)
+
+    def _parts(self, n: int) -> tuple[list[int], bool]:
+        """Sizes of the parts of n fresh draws, and whether all draws can be kept together.
+
+        Otherwise each part is as large as the memory allows, or has its own mini-batch.
+        """
+        fewest = min(_BATCHES, n // 2) if self._is_partial else 1
+        parts = min(max(fewest, -(-n * self.family.dim // _LOOK_NUMBERS)), n, _MOST_PARTS)
+        if parts > 1:
+            return parts * [n // parts], False
+        first = self.algorithm.first_draws(n) if self.backend.is_host else n
+        return ([first, n - first] if first < n else [n]), True
 
     def _noise_at(self, q: Array, theta: Array, values: Values) -> Generator[Request, Evaluated, Noise]:
         """The function's noise at fresh draws; a noisy one is called again at some of them."""
@@ -782,6 +798,15 @@ class Run:
 
 
 _NO_VALUES = Values(*(np.empty(0) for _ in range(4)))  # for methods that ask for none
+
+
+def _joined(drawn: list[tuple[Array, Values]]) -> tuple[Array, Values]:
+    """All draws of some parts, and their values."""
+    if len(drawn) == 1:
+        return drawn[0]
+    theta, parts = zip(*drawn, strict=True)
+    values = (None if field[0] is None else np.concatenate(field) for field in zip(*parts, strict=True))
+    return np.concatenate(theta), Values(*values)
 
 
 def _log_joint(values: Values) -> Floats:

@@ -180,6 +180,63 @@ class Patience(Rule):
         return max(1, self.patience - since)
 
 
+@dataclass(frozen=True)
+class Plateau(Rule):
+    """Stop when the bound rises by no more than its noise.
+
+    The mean bound of the last quarter of all steps is compared with that of the quarter before. The
+    noise of one bound is estimated from the differences of successive ones, so that a slow rise
+    does not count as noise. With a decaying learning rate and noisy bounds, `Patience` waits too
+    long: the best of many noisy bounds is nearly always a recent one.
+
+    Parameters
+    ----------
+    fewest
+        Least number of steps.
+    every
+        The rule is applied once in so many steps.
+    errors
+        Standard errors of the rise, below which it counts as noise.
+
+    Examples
+    --------
+    >>> import math
+    >>> history = History()
+    >>> rest = {"n_evals": 9, "step": 1.0, "grad_norm": 1.0, "seconds": 0.0, "mean": [0], "sd": [1]}
+    >>> for t in range(500):
+    ...     history.append(elbo=math.sin(9 * t) - 1e3 * math.exp(-t / 20), **rest)
+    >>> Plateau()(history).reason
+    'the lower bound rose by no more than its noise over the last 250 iterations'
+    """
+
+    fewest: int = 500
+    every: int = 100
+    errors: float = 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fewest", whole_number("fewest", self.fewest, least=_QUARTERS * 2))
+        object.__setattr__(self, "every", whole_number("every", self.every))
+        positive_number("errors", self.errors)
+
+    def __call__(self, history: History) -> Stop | None:
+        """Compare two quarters of the steps."""
+        n = len(history)
+        if n < self.fewest or n % self.every:
+            return None
+        w = n // _QUARTERS
+        before, last = np.asarray(history.elbo[-2 * w : -w]), np.asarray(history.elbo[-w:])
+        variance = np.mean(np.diff(history.elbo[-2 * w :]) ** 2) / 2
+        if not last.mean() - before.mean() <= self.errors * math.sqrt(2 * variance / w):
+            return None
+        return Stop.of(StopKind.PLATEAU, steps=2 * w)
+
+    def soonest(self, history: History) -> int:
+        """Steps until the rule is applied next."""
+        n = max(len(history) + 1, self.fewest)
+        return -(-n // self.every) * self.every - len(history)
+
+
+_QUARTERS = 4  # parts of all steps, of which a plateau compares the last two
 _GAPS, _GAPS_BELOW = 3, 2  # two of the last three predictions must be below the tolerance, ...
 _WELL_BELOW = 4  # ... or the last one below a quarter of it
 

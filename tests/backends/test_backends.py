@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 
 import qbvi
+import qbvi.chunks
 import qbvi.run
 from qbvi.arrays import array_namespace
 from qbvi.backends import BACKENDS, BackendError, find_backend
@@ -271,6 +272,24 @@ def test_large_arrays_that_a_function_captured_are_not_compiled_into_it(on_jax):
         np.testing.assert_array_equal(compiled(points, ())[0], 2.0**18 - 1)
 
 
+def test_a_second_fit_begins_with_long_chunks(on_jax, monkeypatch):
+    """The first one has measured a step; its own chunks double in length."""
+    advance, lengths = CompiledSteps._advance, []
+
+    def watched(self, state, steps, inputs):
+        lengths.append(steps)
+        return advance(self, state, steps, inputs)
+
+    monkeypatch.setattr(CompiledSteps, "_advance", watched)
+    monkeypatch.setattr(qbvi.chunks, "_PACES", {})
+    monkeypatch.setattr(qbvi.chunks, "_CHUNK_SECONDS", 1e3)
+    first, second = (fitted(logistic, backend="jax", prior=NORMAL) for _ in range(2))
+    assert lengths[:4] == [1, 2, 4, 5]
+    assert sum(lengths[4:]) == 12
+    assert max(lengths[4:]) > 8
+    np.testing.assert_array_equal(second.trace.elbo, first.trace.elbo)
+
+
 def test_a_second_fit_compiles_nothing(on_jax):
     import jax
 
@@ -341,6 +360,7 @@ def test_an_interruption_returns_what_there_is(on_jax, monkeypatch):
         return advance(self, *arguments)
 
     monkeypatch.setattr(CompiledSteps, "_advance", interrupted)
+    monkeypatch.setattr(qbvi.chunks, "_PACES", {})  # short chunks first: no earlier fit has measured a step
     fit = fitted(logistic, backend="jax", prior=NORMAL)
     assert fit.stop_reason == "interrupted (Ctrl-C) before the fit settled"
     assert 3 <= len(fit.trace) < 12

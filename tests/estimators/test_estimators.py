@@ -1,15 +1,19 @@
 """Every estimator's expectation is the exact natural gradient, whatever the draws."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.stats
 
 from oracles import LogisticRegression
-from qbvi.algorithm import DRAWS, ESTIMATORS
+from qbvi.algorithm import DRAWS, ESTIMATORS, QBVI
 from qbvi.arrays import pack_symmetric, to_numpy
 from qbvi.estimators import Batch, ControlVariate, Residual, ResidualControlVariate
 from qbvi.estimators.base import leave_group_out
 from qbvi.families import DiagonalGaussian, Gaussian
+from qbvi.protocol import Values
+from qbvi.random import Antithetic, Independent
 
 N = 16  # few draws: a bias of order 1/n would show
 REPEATS = 1500
@@ -152,3 +156,30 @@ def test_estimators_give_the_same_numbers_on_every_backend(problem, estimator, r
     other = Batch(*(xp.asarray(part) for part in batch[:4]), batch.group_size)
     direction, _ = estimate(family, xp.asarray(q), other, estimate.init(family, xp.asarray(q)))
     np.testing.assert_allclose(to_numpy(direction), expected, rtol=1e-10, atol=1e-10)
+
+
+class ReadTwice(Antithetic):
+    """Mirror pairs that do not say that they are."""
+
+    is_mirrored = False
+
+
+@pytest.mark.parametrize("estimator", ["residual", "leave-one-out", "score-function"])
+@pytest.mark.parametrize("family", [Gaussian(3), DiagonalGaussian(3)], ids=["full", "diagonal"])
+def test_a_step_reads_one_draw_of_each_mirror_pair(family, estimator, rng):
+    """The same step as with both; and with fresh draws, which are no pairs, the step of independent ones."""
+    method = QBVI(estimator=estimator, n_samples=8)
+    state = method.init(family, family.start(np.array([1.0, -1.0, 0.5]), np.array([0.5, 1.0, 2.0])))
+    theta = method.ask(family, state, rng)
+    second = theta + np.where(np.arange(8) < 4, 0.0, np.nan)[:, None]
+
+    def after(method, theta, theta_there):
+        y = -np.sum((theta - 2) ** 2, axis=1) - theta[:, 0]
+        values = Values(y, y - np.sum(theta**2, axis=1), np.ones(8, dtype=bool), 0 * y)
+        return method.tell(family, np.zeros(family.size), state, theta_there, values)[0].q
+
+    both = after(replace(method, draws=ReadTwice()), theta, theta)
+    np.testing.assert_allclose(after(method, theta, second), both, rtol=1e-12)
+    fresh = family.transport(state.q, rng.standard_normal((8, 3)))
+    alone = after(replace(method, draws=Independent()), fresh, fresh)
+    np.testing.assert_array_equal(after(method.for_independent_draws, fresh, fresh), alone)

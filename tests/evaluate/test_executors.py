@@ -15,10 +15,12 @@ from faults import Faulty, Target
 from qbvi.evaluate import BlackBox
 from qbvi.evaluate.calls import Calls
 from qbvi.evaluate.executors import open_runner
+from qbvi.regression.rules import Effort, Rules
 
 PRIOR = qbvi.Normal(1, 2, shape=3)
 SPAWN = multiprocessing.get_context("spawn")
 quick_fit = partial(qbvi.fit, family="full")  # the shape of the posterior does not matter here
+ALL_FRESH = qbvi.Regression(rules=Rules(effort=Effort(first=1)))  # all fresh draws are evaluated, so that some fail
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_several_starts_share_one_pool(tmp_path):
 def test_a_broken_executor_of_the_users_is_said_to_be_broken():
     said = pytest.raises(qbvi.EvaluationError, match=r"a worker of `executor` died.*pass a number of processes")
     with ProcessPoolExecutor(2, mp_context=SPAWN) as executor, said as caught:
-        quick_fit(Faulty("abort", 2), PRIOR, on_failure="exclude", executor=executor, seed=1)
+        quick_fit(Faulty("abort", 2), PRIOR, on_failure="exclude", executor=executor, seed=1, method=ALL_FRESH)
     assert caught.value.fit is not None
 
 

@@ -41,6 +41,7 @@ from qbvi.families import (
     Poisson,
     Product,
     Wishart,
+    diagonal,
 )
 from qbvi.families.gamma import gamma_quantile, log_gamma_quantile
 from qbvi.families.one_gaussian import OneGaussian
@@ -205,6 +206,28 @@ def test_mean_score_is_the_mean_of_the_weighted_scores(case, rng, xp):
     np.testing.assert_allclose(
         to_numpy(family.mean_score(q, theta, weights)), expected, rtol=1e-10, atol=1e-12 * np.abs(expected).max()
     )
+
+
+@every_case
+def test_mirror_images_need_not_be_read(case, rng, xp):
+    family, q = case
+    if not isinstance(family, GaussianFamily):
+        pytest.skip("only Gaussians are symmetric about their mean")
+    theta = draws(family, q, rng, xp, 7)
+    weights, mirrored = (xp.asarray(rng.standard_normal(7) + 3.0) for _ in range(2))
+    both = xp.concat([theta, 2 * family.mean(q) - theta])
+    expected = to_numpy(family.mean_score(q, both, xp.concat([weights, mirrored])))
+    found = to_numpy(family.mirrored_mean_score(q, theta, weights, mirrored))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11 * np.abs(expected).max())
+
+
+def test_long_rows_have_the_same_sums(rng, monkeypatch):
+    family = DiagonalGaussian(5)
+    q = family.start(np.zeros(5), np.ones(5))
+    theta, weights = rng.standard_normal((19, 5)), rng.standard_normal(19)
+    short = family.mean_score(q, theta, weights)
+    monkeypatch.setattr(diagonal, "_WIDE", 0)
+    np.testing.assert_allclose(family.mean_score(q, theta, weights), short, rtol=1e-12)
 
 
 @every_case

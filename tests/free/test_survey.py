@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
+import qbvi
 from qbvi.free.rules import SurveyRule
 from qbvi.free.survey import Survey, falls
 from qbvi.regression.look import PriorScale
@@ -58,7 +59,9 @@ CONCAVE = {
 @pytest.mark.parametrize("name", CONCAVE)
 def test_a_log_concave_function_gives_no_further_start(name, d):
     for seed in range(5):
-        starts = surveyed(CONCAVE[name], np.zeros(d), np.eye(d), PriorScale(np.zeros(d), np.full(d, 4.0)), seed)
+        starts = surveyed(
+            CONCAVE[name], np.zeros(d), np.eye(d), PriorScale(np.zeros(d), np.full(d, 4.0), np.zeros(d, bool)), seed
+        )
         assert len(starts) == 0
 
 
@@ -72,13 +75,13 @@ def test_a_second_hill_gives_a_start_on_it(d):
 
     found = 0
     for seed in range(5):
-        starts = surveyed(two, -other, np.eye(d), PriorScale(np.zeros(d), np.full(d, 9.0)), seed)
+        starts = surveyed(two, -other, np.eye(d), PriorScale(np.zeros(d), np.full(d, 9.0), np.zeros(d, bool)), seed)
         found += any(start @ other > 0 for start in starts)
     assert found == 5
 
 
 def test_the_start_and_points_that_are_spread_over_the_prior():
-    prior = PriorScale(np.array([100.0, -5.0]), np.array([10.0, 0.1]))
+    prior = PriorScale(np.array([100.0, -5.0]), np.array([10.0, 0.1]), np.zeros(2, bool))
     theta = Survey.begin(np.array([3.0, 4.0])).ask(prior, RULE, np.random.default_rng(1))
     assert len(theta) == 1 + RULE.size(2)
     assert_allclose(theta[0], [3, 4])
@@ -112,7 +115,7 @@ def test_points_that_are_as_expected_need_no_line():
 def test_more_points_are_spread_once_if_all_are_as_expected():
     survey = aimed([-30.0, -100.0], [[-20, -109.0]])
     assert survey.is_spreading
-    more = survey.ask(PriorScale(np.zeros(1), np.ones(1)), RULE, np.random.default_rng(1))
+    more = survey.ask(PriorScale(np.zeros(1), np.ones(1), np.zeros(1, bool)), RULE, np.random.default_rng(1))
     assert len(more) == RULE.further * RULE.size(1)
     survey = survey.drawn(more, np.full(len(more), -50.0))
     assert len(survey.theta) == len(survey.y) == len(survey.is_used) == 2 + len(more)
@@ -196,9 +199,112 @@ def test_the_best_start_comes_first():
 
 
 def test_more_points_are_spread_each_time_while_the_likelihood_is_zero(rng):
-    prior, survey, sizes = PriorScale((0.0, 0.0), (1.0, 1.0)), Survey.begin(np.zeros(2)), []
+    prior, survey, sizes = PriorScale((0.0, 0.0), (1.0, 1.0), (False, False)), Survey.begin(np.zeros(2)), []
     for _ in range(5):
         theta = survey.ask(prior, RULE, rng)
         sizes.append(len(theta))
         survey = survey.drawn(theta, np.full(len(theta), -np.inf)).blind()
     assert sizes == [9, 12, 18, 26, 40]
+
+
+def test_a_mode_near_one_end_of_a_uniform_prior_is_evaluated_near_the_other():
+    prior = PriorScale((0.0, 1.0, 0.0), (1.5, 2.0, 1.5), (True, True, False))
+    survey = Survey.begin(np.zeros(3)).drawn(np.zeros((4, 3)), np.full(4, -5.0))
+    assert not len(survey.opposite(np.array([1.7, -1.3, 9.0]), prior, RULE).across)
+    survey = survey.opposite(np.array([-3.0, 6.0, 9.0]), prior, RULE)
+    assert survey.is_due
+    # One end at a time; the third coordinate has no ends.
+    assert_allclose(survey.ask(prior, RULE, None), [[3, 6, 9], [-3, -4, 9]])
+    survey = survey.drawn(survey.across, np.array([-1.0, -9.0]))
+    assert not survey.is_due
+    assert_allclose(survey.theta[-2:], [[3, 6, 9], [-3, -4, 9]])
+    assert_allclose(survey.y[-3:], [-5, -1, -9])
+    assert survey.n_spread == 1
+
+
+def test_a_mode_that_is_found_before_the_prior_is_surveyed_waits_for_the_survey():
+    prior = PriorScale((0.0,), (1.0,), (True,))
+    survey = Survey.begin(np.zeros(1)).opposite(np.array([4.0]), prior, RULE)
+    spread = survey.ask(prior, RULE, np.random.default_rng(1))
+    assert len(spread) == 1 + RULE.size(1)
+    assert_allclose(survey.drawn(spread, np.zeros(len(spread))).ask(prior, RULE, None), [[-4.0]])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(4))
+def test_a_phase_that_is_declared_as_a_plain_number_keeps_its_larger_part(seed):
+    """Evidence of a sine wave whose phase is near the end of its prior, by a sum over a fine grid."""
+    rng = np.random.default_rng(seed)
+    t = np.linspace(0, 4, 60)
+    wave = rng.normal(1.3 * np.sin(2 * np.pi * 0.8 * t + 0.6), 0.7)
+
+    def loglike(x):
+        model = x["size"] * np.sin(2 * np.pi * x["frequency"] * t + x["phase"])
+        return -0.5 * np.sum((wave - model) ** 2) / 0.49
+
+    size, frequency, phase = np.linspace(0, 4, 81), np.linspace(0.1, 2, 1501), np.linspace(0, 2 * np.pi, 361)
+    angle = 2 * np.pi * np.multiply.outer(frequency, t)
+    total = []
+    for phi in phase:
+        form = np.sin(angle + phi)
+        linear, square = form @ wave, np.sum(form**2, axis=1)
+        total.append(
+            np.logaddexp.reduce(
+                -0.5 * (wave @ wave - 2 * size[:, None] * linear + size[:, None] ** 2 * square) / 0.49, axis=None
+            )
+        )
+    truth = np.logaddexp.reduce(total) - math.log(len(size) * len(frequency) * len(phase))
+    uniform = {"size": qbvi.Uniform(0, 4), "frequency": qbvi.Uniform(0.1, 2), "phase": qbvi.Uniform(0, 2 * np.pi)}
+    fit = qbvi.fit(loglike, uniform, seed=seed)
+    assert fit.converged
+    # A part that is missed would be several nats; the tolerance of a fit is 0.05.
+    assert abs(fit.evidence - truth) < 3 * fit.evidence_se + 0.05
+
+
+def exceptions(error, depth, used=()):
+    """The points 0, 1, ... whose values exceed what is expected by ``error``, ``depth`` below the top."""
+    expected = -np.array(depth, dtype=float)
+    survey = Survey.begin(np.zeros(1)).drawn(np.arange(float(len(depth)))[:, None], expected + np.array(error))
+    survey.is_used[list(used)] = True
+    return survey.exceptions(expected, RULE)[1][:, 0].tolist()
+
+
+def test_where_gaussians_are_right_about_nearly_all_points_the_others_are_on_other_hills():
+    depth = [0, 50, 100, 200, 300]
+    assert exceptions([0.0, 0.01, 0.02, 2.5, 0.05], depth) == [3]
+    assert exceptions([0.0, 0.01, 0.02, 0.5, 0.05], depth) == []
+    assert exceptions([0.0, 1.5, 0.02, 2.5, 0.05], depth) == [1, 3]  # the best value comes first
+    assert exceptions([0.0, 1.5, 0.02, 2.5, 0.05], depth, used=[1]) == [3]
+
+
+def test_where_gaussians_are_wrong_about_most_points_no_point_is_an_exception():
+    # A heavy tail: all values are above a Gaussian, by a fifth of their depth.
+    assert exceptions([0.0, 10.0, 20.0, 90.0, 60.0], [0, 50, 100, 200, 300]) == []
+
+
+def test_an_exception_exceeds_the_usual_error_many_times():
+    # The usual error is a four-hundredth of the depth, so that 4 nats at a depth of 200 are no surprise.
+    assert exceptions([0.0, 0.125, 0.25, 4.0, 0.75], [0, 50, 100, 200, 300]) == []
+    assert exceptions([0.0, 0.125, 0.25, 8.0, 0.75], [0, 50, 100, 200, 300]) == [3]
+
+
+def test_more_points_are_spread_before_the_end_if_there_are_several_modes():
+    survey = Survey.begin(np.zeros(1)).drawn(np.zeros((4, 1)), np.zeros(4))
+    assert survey.ended(1, RULE).is_over
+    assert survey.ended(2, RULE).is_spreading
+    assert survey._replace(n_spread=RULE.spreads).ended(2, RULE).is_over
+
+
+def test_a_hill_that_is_hardly_seen_from_the_points_of_the_survey():
+    """The second part of a mixture exceeds what the first predicts at one point of 38, by 2.6 nats."""
+    means = np.array([[-0.62, 1.6, -0.88, 0.42, 1.58], [0.81, 0.15, -0.19, 0.43, 0.93]])
+    sds = np.array([[0.16, 0.12, 0.15, 0.1, 0.12], [0.19, 0.17, 0.13, 0.1, 0.11]])
+
+    def loglike(x):
+        parts = np.log([0.4, 0.6]) - np.log(sds).sum(axis=1) - 0.5 * np.sum(((x - means) / sds) ** 2, axis=1)
+        return np.logaddexp.reduce(parts) + 0.5 * x @ x
+
+    fit = qbvi.fit(loglike, qbvi.Normal(0, 1, shape=5), seed=1)
+    assert fit.converged
+    assert abs(fit.evidence) < 0.05
+    assert len(fit.starts) == 2

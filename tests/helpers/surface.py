@@ -148,6 +148,7 @@ CONSTRUCTORS = {
     "MaxIterations": {},
     "ParameterChange": {},
     "Patience": {},
+    "Plateau": {},
     "ClipByNorm": {"max_norm": 1.0},
     "Euclidean": {},
     "LearningRate": {"rate": 0.1},

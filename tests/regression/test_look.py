@@ -129,13 +129,13 @@ def test_ask_and_a_run_that_was_killed_in_the_look_come_to_the_same_bits(tmp_pat
 
 def test_only_proper_priors_on_the_unconstrained_scale_are_looked_at():
     scale = PriorScale.of(Model({"a": qbvi.Normal(2.0, 3.0), "b": qbvi.LogNormal(0.0, 1.0)}))
-    assert scale == PriorScale((2.0, 0.0), (3.0, 1.0))
+    assert scale == PriorScale((2.0, 0.0), (3.0, 1.0), (False, False))
     assert PriorScale.of(Model({"a": qbvi.Normal(0, 1), "b": qbvi.Flat(shape=())})) is None
 
 
 def test_rounds_close_in_on_the_better_of_two_modes(rng):
     """A narrow mode that the first round hardly sees, far from a broad one that is a hundred nats lower."""
-    prior, look = PriorScale((0.0, 0.0), (10.0, 10.0)), PriorLook.begin(2, 0)
+    prior, look = PriorScale((0.0, 0.0), (10.0, 10.0), (False, False)), PriorLook.begin(2, 0)
 
     def log_joint(theta):
         return np.logaddexp(-np.sum((theta - 12) ** 2, axis=1) / 8, -100 - np.sum((theta + 5) ** 2, axis=1) / 50)

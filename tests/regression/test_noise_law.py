@@ -131,7 +131,8 @@ def test_ridge_gives_less_weight_to_draws_with_more_noise(rng):
     for noise_sd in (np.zeros(16), sd):
         values = Values(np.zeros(16), np.zeros(16), np.ones(16, dtype=bool), noise_sd)
         state, _ = method.tell(family, q, method.init(family, q), theta, values)
-        weights.append(method._weighted(family, q, state)[0].weight)
+        peak = family.log_prob(q, np.zeros((1, 1)))[0]
+        weights.append(method._weighted(family, q, peak, state)[0].weight)
     # The mean variance is five, so the variances of nine count 9/5 times as much.
     np.testing.assert_allclose(weights[1][:8], weights[0][:8])
     np.testing.assert_allclose(weights[1][8:], weights[0][8:] * 5 / 9)

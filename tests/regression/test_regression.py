@@ -15,9 +15,9 @@ from qbvi.families import DiagonalGaussian, Gaussian, GaussianProduct
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.gaussian import longest_step
-from qbvi.regression.hermite import free_features, kernels, tail_variance
+from qbvi.regression.hermite import Covariance, free_features, kernels, tail_variance
 from qbvi.regression.line import Gradient, NaturalLine, repeated_share
-from qbvi.regression.rules import Effort, SearchPlan, Thinning, TrustRegion
+from qbvi.regression.rules import Effort, SearchPlan, Thinning, TrustRegion, VarianceSearch
 from qbvi.regression.store import Store
 from qbvi.regression.surrogate import HermiteRegression, Sample, Surrogate, Variances, leave_pairs_out
 
@@ -266,6 +266,62 @@ def test_the_factor_is_that_of_the_whole_covariance(rng):
     kernel = kernels(z)
     covariance = 50.0 * kernel.second + kernel.tail(0.3) + np.diag(0.05 * growth)
     np.testing.assert_allclose(factor @ factor.T, covariance, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("equal", [False, True])
+@pytest.mark.parametrize("d", [1, 2, 7])
+def test_the_covariance_of_many_points_is_that_of_the_kernels(rng, d, equal):
+    """Above 256 points it is a polynomial in the inner products, written in tiles of the upper triangle."""
+    z = orthogonal_pairs(rng, 600, d) * rng.uniform(0.01, 5.0, (600, 1))
+    found = np.full((600, 600), np.nan)
+    Covariance(z, equal=equal).write(quadratic=20.0, omega=0.4, out=found)
+    kernel = kernels(z, equal=equal)
+    expected = 20.0 * kernel.second + kernel.tail(0.4)
+    np.testing.assert_allclose(np.triu(found), np.triu(expected), rtol=1e-12, atol=1e-12 * np.abs(expected).max())
+
+
+def test_what_is_known_of_left_out_pairs_needs_only_the_last_block_of_the_factor(rng):
+    """Against the inverse of the whole covariance, with a pair of which one point is missing."""
+    n, m, variances = 60, 21, Variances(0.3, 50.0, 0.05)
+    z = orthogonal_pairs(rng, n, 2)
+    pair = np.r_[np.arange(16) // 2, 50, np.arange(4) // 2 + 90]
+    solved = HermiteRegression(Sample(z, quartic(z), np.ones(n), pair, 1e-20)).solve(variances)
+    left_out = leave_pairs_out(solved, pair)
+    factor = np.tril(solved.factor)
+    inverse, X = np.linalg.inv(factor @ factor.T), free_features(z)
+    P = inverse - inverse @ X @ np.linalg.solve(X.T @ inverse @ X, X.T @ inverse)
+    alpha = P @ (quartic(z) - np.median(quartic(z)))
+    np.testing.assert_allclose(solved.alpha, alpha, atol=1e-8)
+    rows = [n - m + np.flatnonzero(pair == number) for number in dict.fromkeys(pair)]
+    expected = np.concatenate([np.linalg.solve(P[np.ix_(S, S)], alpha[S]) for S in rows])
+    np.testing.assert_allclose(left_out.residuals, expected, rtol=1e-6, atol=1e-9)
+    log_det = -sum(np.linalg.slogdet(P[np.ix_(S, S)])[1] for S in rows)
+    np.testing.assert_allclose(left_out.log_det, log_det, rtol=1e-8)
+
+
+def test_the_boldest_variance_is_the_largest_that_is_not_refuted(rng):
+    """A cubic function refutes a large variance of degree two; bisection finds the last good one."""
+    n, d, variances = 100, 5, Variances(0.3, 0.01, 1.0)
+    z = orthogonal_pairs(rng, n, d)
+    h = np.sum(z**3, axis=1)
+    rules = replace(VarianceSearch(), bolder=3.0, boldest=8)
+    system = HermiteRegression(Sample(z, h, np.ones(n), np.arange(n) // 2, 1e-24), rules=rules)
+    limit = system._misfit(variances) + rules.slack
+    misfits = [system._misfit(variances._replace(quadratic=0.01 * 3.0**k)) for k in range(9)]
+    last = next((k - 1 for k, misfit in enumerate(misfits) if misfit > limit), 8)
+    assert 0 < last < 8
+    assert system.boldest(variances).quadratic == pytest.approx(0.01 * 3.0**last)
+
+
+def test_a_second_posterior_does_not_disturb_the_first(rng, case):
+    """Factored regressions share memory; results do not."""
+    system, family = HermiteRegression(case), Gaussian(2)
+    variances = [Variances(0.3, 50.0, 0.05), Variances(0.3, 5.0, 0.5), Variances(0.1, 500.0, 0.01)]
+    first = [system.posterior(each, family) for each in variances]
+    for each, found in zip(variances, first, strict=True):
+        alone = HermiteRegression(case).posterior(each, family)
+        np.testing.assert_array_equal(found.C, alone.C)
+        np.testing.assert_array_equal(system.posterior(each, family).C, alone.C)
 
 
 def test_a_covariance_that_is_singular_gets_a_larger_nugget(rng):

@@ -64,13 +64,12 @@ def test_the_gap_of_fresh_draws_is_unbiased(family, mirrored):
     rng = np.random.default_rng(3)
     b, C = np.array([0.3, -0.2, 0.1]), np.array([[0.2, 0.1, 0.0], [0.1, -0.3, 0.0], [0.0, 0.0, 0.1]])
     exact = 0.5 * (b @ b + 0.5 * np.sum(family.restrict(C) ** 2))
-    q = family.start(np.zeros(3), np.ones(3))
     gaps, told = [], []
     for _ in range(2000):
         half = rng.standard_normal((16, 3))
         z = np.stack([half, -half if mirrored else rng.standard_normal((16, 3))], axis=1).reshape(32, 3)
         h = 5 + z @ b + quadratic(z, C) + 0.05 * (z[:, 0] ** 3 - 3 * z[:, 0])
-        fresh = judged(family, q, z, Values(h, h + family.log_prob(q, z), np.ones(32, dtype=bool), 0 * h))
+        fresh = judged(family, z, h, np.ones(32, dtype=bool), Ridge())
         gaps.append(fresh.gap)
         told.append(fresh.gap_se)
     error = np.std(gaps) / np.sqrt(len(gaps))
@@ -81,26 +80,24 @@ def test_the_gap_of_fresh_draws_is_unbiased(family, mirrored):
 
 def test_failed_draws_bias_neither_bound_nor_gap(rng):
     family = Gaussian(2)
-    q = family.start(np.zeros(2), np.ones(2))
     z = np.repeat(rng.standard_normal((64, 2)), 2, axis=0) * np.tile([[1.0], [-1.0]], (64, 1))
     ok = rng.random(128) > 0.2
     flat = np.where(ok, 3.0, np.nan)
-    fresh = judged(family, q, z, Values(flat, flat + family.log_prob(q, z), ok, 0 * flat))
+    fresh = judged(family, z, flat, ok, Ridge())
     assert abs(fresh.bound - 3) < 1e-12
     assert abs(fresh.gap) < 1e-12
     assert not fresh.is_dark
-    dark = judged(family, q, z, Values(flat, np.full(128, np.nan), np.zeros(128, dtype=bool), 0 * flat))
+    dark = judged(family, z, np.full(128, np.nan), np.zeros(128, dtype=bool), Ridge())
     assert dark.is_dark
     assert dark.bound == -np.inf
 
 
 def test_values_beyond_squaring_are_known_to_be_bad():
     family = Gaussian(1)
-    q = family.start(np.zeros(1), np.ones(1))
     z = np.linspace(-1, 1, 16)[:, None]
     h = -1e200 * (1 + z[:, 0] ** 2)
     with np.errstate(over="ignore", invalid="ignore"):
-        fresh = judged(family, q, z, Values(h, h, np.ones(16, dtype=bool), 0 * h))
+        fresh = judged(family, z, h, np.ones(16, dtype=bool), Ridge())
     assert 1e198 < fresh.se < 1e200
 
 
@@ -181,6 +178,21 @@ def test_more_fresh_draws_than_are_remembered_may_be_told(rng):
         state, _ = method.tell(family, None, state, theta, Values(y, y, np.ones(200, dtype=bool), 0 * y))
     np.testing.assert_allclose(family.mean(state.q), 3, atol=1e-6)
     np.testing.assert_allclose(family.sd(state.q), 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", [Gaussian(3), DiagonalGaussian(3)], ids=["full", "diagonal"])
+def test_the_log_density_at_the_mean_follows_the_steps(family):
+    """Six steps that are accepted, rejected or, without finite values, change the scale: exact up to rounding."""
+    rng, method = np.random.default_rng(2), Ridge(n_samples=16, n_remembered=64)
+    state = method.init(family, family.start(np.zeros(3), np.full(3, 0.1)))
+    values = [np.full(16, np.nan), *[None] * 4, np.full(16, -1e9)]
+    for given in values:
+        theta = method.ask(family, state, rng)
+        y = -np.sum((theta - 1) ** 4, axis=1) - theta[:, 0] * theta[:, 1] if given is None else given
+        with np.errstate(all="ignore"):
+            state, _ = method.tell(family, None, state, theta, Values(y, y, np.isfinite(y), 0 * theta[:, 0]))
+        np.testing.assert_allclose(state.peak, family.log_peak(state.q), atol=1e-12)
+        np.testing.assert_allclose(state.last_peak, family.log_peak(state.last_step.q), atol=1e-12)
 
 
 def test_a_posterior_that_is_cut_off_is_told():

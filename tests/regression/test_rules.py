@@ -117,6 +117,12 @@ def test_tries_become_fewer_as_they_become_dearer():
     assert VarianceSearch().plan(1000, turn=1).tries == 0
 
 
+def test_with_many_points_every_second_search_uses_the_corners():
+    rule = VarianceSearch()
+    assert [rule.plan(300, turn).restart for turn in range(4)] == [True] * 4
+    assert [rule.plan(n, turn).restart for n in (1000, 5000) for turn in (0, 3, 6)] == [True, False, True] * 2
+
+
 def test_a_batch_is_a_sixth_of_the_draws_that_count():
     rule = Effort()
     assert rule.batch(5, 0.0) == 10

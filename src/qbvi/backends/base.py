@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from qbvi.arguments import shown
 from qbvi.arrays import Array, array_namespace
 from qbvi.points import count, sliced
 
-__all__ = ["Backend", "BackendError", "leaves", "mapped_tree"]
+__all__ = ["Backend", "BackendError", "Inspected", "leaves", "mapped_tree"]
 
 Tree = Any  # arrays in tuples, named tuples, lists and dicts
 
@@ -26,6 +26,15 @@ class BackendError(ValueError):
 
     Examples are arrays of another library, another device, and code that cannot be compiled.
     """
+
+
+class Inspected(NamedTuple):
+    """What a backend that compiles can say about a function without compiling it."""
+
+    # A name for what it computes now. It changes when something that the function reads besides its
+    # arguments changes. It is empty if nothing is compiled.
+    version: str = ""
+    most_bytes: float = math.inf  # more memory than the intermediate results of a call need
 
 
 @dataclass(frozen=True)
@@ -130,9 +139,9 @@ class Backend(ABC):
         """Release everything that was compiled."""
         return
 
-    def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The return value of ``function``, or a stand-in with its shapes and dtypes."""
-        return function(*arguments)
+    def shaped(self, owner: Any, name: str, *arguments: Any) -> Any:
+        """What a pure method of a hashable object returns, or its shapes and dtypes."""
+        return getattr(owner, name)(*arguments)
 
     def in_blocks(self, function: Callable[[Any], Any], points: Any, block: int) -> Any:
         """Call ``function`` on one block of points after another, and join the results."""
@@ -161,12 +170,9 @@ class Backend(ABC):
         """
         raise NotImplementedError
 
-    def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
-        """A name for what a function computes now; empty if nothing is compiled.
-
-        The name changes when something that the function reads besides its arguments changes.
-        """
-        return ""
+    def inspected(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> Inspected:
+        """What is known of a function before it is compiled."""
+        return Inspected()
 
     def free_bytes(self) -> float:
         """Memory available for intermediate results."""

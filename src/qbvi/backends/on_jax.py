@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,11 +14,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.backends.base import Backend, BackendError, host_memory
+from qbvi.backends.base import Backend, BackendError, Inspected, host_memory
+from qbvi.backends.jax_cache import keep_programs, kept
 from qbvi.points import count, mapped, sliced
 
 __all__ = ["OnJax"]
@@ -40,6 +43,7 @@ class OnJax(Backend):
 
         A list or a mesh gives several devices.
         """
+        keep_programs()
         if isinstance(device, list | tuple | jax.sharding.Mesh):
             from qbvi.backends.on_mesh import OnMesh
 
@@ -102,8 +106,8 @@ class OnJax(Backend):
         plan = _Compiled(function, self._place).lower(points, batch).compile().memory_analysis()
         return float(plan.temp_size_in_bytes) / count(points) if plan is not None else 0.0
 
-    def version(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> str:
-        """Hash of the traced code and of the values that the function captured.
+    def inspected(self, function: Callable[..., Any], points: Any, batch: tuple[Any, ...]) -> Inspected:
+        """Hash of the traced code and of the values that it captured; sizes of all its results.
 
         Code compiled with other captured values must not be reused.
         """
@@ -113,7 +117,7 @@ class OnJax(Backend):
         for captured in traced.consts:  # JAX's own arrays never change, so their identity suffices
             is_own = isinstance(captured, jax.Array)
             digest.update(str(id(captured)).encode() if is_own else np.ascontiguousarray(captured).data)
-        return digest.hexdigest()
+        return Inspected(digest.hexdigest(), _most_bytes(traced.jaxpr))
 
     def free_bytes(self) -> float:
         """A fraction of the device's free memory; for a CPU, of the machine's."""
@@ -142,15 +146,21 @@ class OnJax(Backend):
         carry: Any,
         length: int,
     ) -> tuple[Any, Any]:
-        """``lax.scan`` over all steps; those after the last one cost nothing."""
-        made = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(step, carry, jnp.zeros((), jnp.int32))[1]
+        """``lax.while_loop``; the step is traced once."""
+        traced, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.zeros((), jnp.int32))
+        made = jax.tree.map(lambda x: jnp.zeros((length, *x.shape), x.dtype), shapes[1])
+
+        def turn(state: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
+            i, carry, made = state
+            results = jaxpr_as_fun(traced)(*jax.tree.leaves((carry, i)))
+            carry, new = jax.tree.unflatten(jax.tree.structure(shapes), results)
+            return i + 1, carry, jax.tree.map(lambda all_, x: all_.at[i].set(x), made, new)
+
+        start = jnp.zeros((), jnp.int32), carry, made
+        _, carry, made = jax.lax.while_loop(
+            lambda state: (state[0] < length) & goes_on(state[1], state[0]), turn, start
         )
-
-        def turn(carry: Any, i: Array) -> tuple[Any, Any]:
-            return jax.lax.cond(goes_on(carry, i), lambda c: step(c, i), lambda c: (c, made), carry)  # type: ignore[no-any-return]
-
-        return jax.lax.scan(turn, carry, jnp.arange(length, dtype=jnp.int32))  # type: ignore[no-any-return]
+        return carry, made
 
     def compiled(self, owner: Any, name: str) -> Callable[..., Any]:
         """``jax.jit``; recent functions are kept, so that a second fit compiles nothing."""
@@ -160,10 +170,20 @@ class OnJax(Backend):
     def forget(cls) -> None:
         """Release everything that was compiled."""
         _jitted.cache_clear()
+        _shapes.cache_clear()
 
-    def shaped(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``jax.eval_shape``: nothing is computed or compiled."""
-        return jax.eval_shape(function, *arguments)
+    def shaped(self, owner: Any, name: str, *arguments: Any) -> Any:
+        """``jax.eval_shape``: nothing is computed or compiled, and recent results are kept."""
+        flat, structure = jax.tree.flatten(arguments)
+        shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in flat)
+        return _shapes(owner, name, structure, shapes, jax.config.jax_enable_x64)
+
+    def fetch(self, tree: Any) -> Any:
+        """Copy all arrays of a tree to the host; the copies run at the same time."""
+        for leaf in jax.tree.leaves(tree):
+            if self.owns(leaf):
+                leaf.copy_to_host_async()
+        return super().fetch(tree)
 
     @property
     def _place(self) -> Any:
@@ -171,7 +191,7 @@ class OnJax(Backend):
         return self.device
 
 
-_MOST_FUNCTIONS = 64  # compiled ones kept; each keeps the user's function and its arrays alive
+_MOST_FUNCTIONS = 96  # compiled ones kept; each keeps the user's function and its arrays alive
 _LARGE = 2**20  # bytes above which a captured array is an argument of the program, not a constant
 
 
@@ -179,6 +199,12 @@ _LARGE = 2**20  # bytes above which a captured array is an argument of the progr
 def _jitted(owner: Any, name: str, place: Any) -> _Compiled:
     """A method, compiled for a device or a sharding, where its results stay."""
     return _Compiled(getattr(owner, name), place)
+
+
+@lru_cache(maxsize=4 * _MOST_FUNCTIONS)
+def _shapes(owner: Any, name: str, structure: Any, shapes: tuple[Any, ...], is_double: bool) -> Any:
+    """Shapes and dtypes of the results of a method."""
+    return jax.eval_shape(getattr(owner, name), *jax.tree.unflatten(structure, shapes))
 
 
 class _Compiled:
@@ -192,8 +218,11 @@ class _Compiled:
         self._made: dict[Any, tuple[Any, list[Any], Any]] = {}
 
     def __call__(self, *arguments: Any) -> Any:
+        known = len(self._made)
         program, large, structure = self._program(arguments)
-        return jax.tree.unflatten(structure, program(large, jax.tree.leaves(arguments)))
+        with kept() if len(self._made) > known else nullcontext():
+            results = program(large, jax.tree.leaves(arguments))
+        return jax.tree.unflatten(structure, results)
 
     def lower(self, *arguments: Any) -> Any:
         """The input of the compiler; arguments need only have shapes."""
@@ -218,8 +247,11 @@ class _Compiled:
             captured = [next(rest) if out else array for array, out in zip(traced.consts, is_large, strict=True)]
             return jaxpr_as_fun(ClosedJaxpr(traced.jaxpr, captured))(*flat)
 
+        program.__name__ = f"qbvi_{getattr(self._function, '__name__', 'call').strip('_')}"  # in JAX's logs and caches
         large = [array for array, out in zip(traced.consts, is_large, strict=True) if out]
-        options = {"out_shardings": self._place} if isinstance(self._place, jax.sharding.Sharding) else {}
+        options: dict[str, Any] = {"compiler_options": _compiler_options(self._place)}
+        if isinstance(self._place, jax.sharding.Sharding):
+            options["out_shardings"] = self._place
         return jax.jit(program, **options), jax.device_put(large, self._place), jax.tree.structure(shapes)
 
     def _check(self, array: Any) -> None:
@@ -231,6 +263,35 @@ class _Compiled:
                 "move it with jax.device_put, or pass `device`"
             )
             raise BackendError(msg)
+
+
+def _compiler_options(place: Any) -> dict[str, Any] | None:
+    """On a GPU, no search for the best of many kernels for each matrix product.
+
+    The libraries' own products are as fast in our programs, and the search takes ten seconds for
+    each program with a large product. ``XLA_FLAGS`` that mention the option decide instead.
+    """
+    devices = getattr(place, "device_set", {place})
+    is_gpu = all(device.platform in ("gpu", "cuda") for device in devices)
+    is_decided = _TRITON in os.environ.get("XLA_FLAGS", "")
+    return {_TRITON: False} if is_gpu and not is_decided else None
+
+
+_TRITON = "xla_gpu_enable_triton_gemm"
+
+
+def _most_bytes(jaxpr: Any) -> float:
+    """Bytes of all results of all operations: more than the intermediate results ever need."""
+    total = 0.0
+    for equation in jaxpr.eqns:
+        total += sum(math.prod(x.aval.shape) * x.aval.dtype.itemsize for x in equation.outvars)
+        inner = [part for part in jax.tree.leaves(list(equation.params.values()), is_leaf=_is_jaxpr) if _is_jaxpr(part)]
+        total += sum(_most_bytes(getattr(part, "jaxpr", part)) for part in inner)
+    return total
+
+
+def _is_jaxpr(value: Any) -> bool:
+    return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
 @contextmanager

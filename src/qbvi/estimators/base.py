@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from qbvi.arrays import Array, array_namespace
-from qbvi.families.base import Family
+from qbvi.families.base import Family, GaussianFamily
 
-__all__ = ["Batch", "Estimator", "known", "leave_group_out"]
+__all__ = ["Batch", "Estimator", "known", "leave_group_out", "mean_score"]
 
 
 class Batch(NamedTuple):
@@ -18,6 +18,7 @@ class Batch(NamedTuple):
     h: Array  # (n,) residual log p(y, theta) - log q(theta)
     eta: Array  # (k,) the prior's natural parameter, zero for priors of another form
     group_size: int  # how many draws depend on each other, see `qbvi.random.Draws`
+    is_mirrored: bool = False  # whether the second half mirrors the first one about the mean of q
 
 
 class Estimator(Protocol):
@@ -35,6 +36,14 @@ class Estimator(Protocol):
 def known(family: Family, q: Array, batch: Batch) -> Array:
     r"""The part :math:`\eta - \lambda` of the natural gradient that needs no draws: (k,)."""
     return batch.eta - family.natural(q)
+
+
+def mean_score(family: Family, q: Array, batch: Batch, weights: Array) -> Array:
+    """Mean over the draws of score times weight (k,); of a mirror pair, only one draw is read."""
+    if not batch.is_mirrored or not isinstance(family, GaussianFamily):
+        return family.mean_score(q, batch.theta, weights)
+    half = weights.shape[0] // 2
+    return family.mirrored_mean_score(q, batch.theta[:half, :], weights[:half], weights[half:])
 
 
 def leave_group_out(values: Array, group_size: int) -> Array:

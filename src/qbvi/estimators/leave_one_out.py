@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qbvi.arrays import Array
-from qbvi.estimators.base import Batch, known, leave_group_out
+from qbvi.estimators.base import Batch, known, leave_group_out, mean_score
 from qbvi.families.base import Family
 
 __all__ = ["LeaveOneOut"]
@@ -34,4 +34,4 @@ class LeaveOneOut:
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average with the baseline subtracted."""
         centred = batch.f - leave_group_out(batch.f, batch.group_size)
-        return known(family, q, batch) + family.mean_score(q, batch.theta, centred), memory
+        return known(family, q, batch) + mean_score(family, q, batch, centred), memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qbvi.arrays import Array
-from qbvi.estimators.base import Batch, leave_group_out
+from qbvi.estimators.base import Batch, leave_group_out, mean_score
 from qbvi.families.base import Family
 
 __all__ = ["Residual"]
@@ -34,4 +34,4 @@ class Residual:
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average with the baseline subtracted."""
         centred = batch.h - leave_group_out(batch.h, batch.group_size)
-        return family.mean_score(q, batch.theta, centred), memory
+        return mean_score(family, q, batch, centred), memory

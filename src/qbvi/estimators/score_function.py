@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qbvi.arrays import Array
-from qbvi.estimators.base import Batch, known
+from qbvi.estimators.base import Batch, known, mean_score
 from qbvi.families.base import Family
 
 __all__ = ["ScoreFunction"]
@@ -33,4 +33,4 @@ class ScoreFunction:
 
     def __call__(self, family: Family, q: Array, batch: Batch, memory: tuple[()]) -> tuple[Array, tuple[()]]:
         """Average score times log-likelihood."""
-        return known(family, q, batch) + family.mean_score(q, batch.theta, batch.f), memory
+        return known(family, q, batch) + mean_score(family, q, batch, batch.f), memory

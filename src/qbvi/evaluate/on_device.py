@@ -62,7 +62,7 @@ class DeviceFunction:
     block
         The most points of one call; None for no limit.
     version
-        A name for what the function computes now; see `Backend.version`.
+        A name for what the function computes now; see `qbvi.backends.base.Inspected`.
     """
 
     function: Identity
@@ -132,6 +132,9 @@ class DeviceBox(BlackBox):
     def plan(self, points: Any, batch: tuple[Any, ...]) -> None:
         """Choose how many points a call may have. Of ``points`` only the shapes matter."""
         self._planned = n = count(points)
+        if self._each is None and self._surely_fits(points, batch):
+            self.likelihood = replace(self.likelihood, block=None)
+            return
         if self._each is None:
             self._each = self._measured(points, batch)
         fitting = math.floor(self.backend.free_bytes() / self._each) if self._each else n
@@ -154,22 +157,23 @@ class DeviceBox(BlackBox):
 
     def _answered(self, points: Points, batch: tuple[Any, ...], scale: float) -> Evaluated:
         raw, noise_sd = self.raw(points, batch)
-        xp = array_namespace(raw)
-        values, ok = raw * scale, xp.isfinite(raw)
         on_host = self.backend.to_host(raw)
+        ok = self.backend.asarray(np.isfinite(on_host))
+        # An operation outside compiled code is a program of its own.
+        values, noise_sd = (raw, noise_sd) if scale == 1.0 else (raw * scale, noise_sd * scale)
         self.count_evaluations(on_host)
         if np.isfinite(on_host).all():
-            return Evaluated(values, ok, noise_sd * scale)
+            return Evaluated(values, ok, noise_sd)
         failures = self.failures_at(points, on_host)
         if not isinstance(self.on_failure, str):
-            evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd) * scale)
+            evaluated = Evaluated(on_host * scale, np.isfinite(on_host), self.backend.to_host(noise_sd))
             replaced = self._replace_failed(evaluated, failures, scale)
             values, ok, noise_sd = (self.backend.asarray(part) for part in replaced[:3])
             return Evaluated(
                 values, ok, noise_sd, None if replaced.zero is None else self.backend.asarray(replaced.zero)
             )
         self.record(failures, np.isfinite(on_host))
-        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd * scale)
+        return Evaluated(replace_failed(self.on_failure, values, ok), ok, noise_sd)
 
     def count_evaluations(self, raw: NDArray[Any]) -> None:
         """Count the evaluations of a step, and warn if the first ones look like densities."""
@@ -212,14 +216,25 @@ class DeviceBox(BlackBox):
                 self._most = half
                 self.likelihood = replace(self.likelihood, block=half)
 
-    def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
-        """Bytes that a call needs for each point. It also updates the version of the function."""
+    def _surely_fits(self, points: Any, batch: tuple[Any, ...]) -> bool:
+        """Whether a call fits into memory for sure; it also updates the version of the function.
+
+        Otherwise it has to be measured, for which backends that compile must compile.
+        """
         try:
             with self.backend.explained():
-                version = self.backend.version(self.likelihood.at_once, points, batch)
-                self.likelihood = replace(self.likelihood, version=version)
-                return _bytes_per_point(self.likelihood, points, batch)
+                found = self.backend.inspected(self.likelihood.at_once, points, batch)
         except ShapeError:  # the call itself will raise it, with its own number of points
+            return False
+        self.likelihood = replace(self.likelihood, version=found.version)
+        return found.most_bytes <= self.backend.free_bytes()
+
+    def _measured(self, points: Any, batch: tuple[Any, ...]) -> float:
+        """Bytes that a call needs for each point."""
+        try:
+            with self.backend.explained():
+                return _bytes_per_point(self.likelihood, points, batch)
+        except ShapeError:  # likewise
             return 0.0
 
 

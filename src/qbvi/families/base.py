@@ -255,6 +255,27 @@ class GaussianFamily(Family):
     def deform(self, q: Array, shift: Array, root: Array, inverse_root: Array) -> Array:
         """Shift by ``shift`` (d,) and scale by ``root`` (d, d), both in whitened coordinates."""
 
+    def mirrored_mean_score(self, q: Array, theta: Array, weights: Array, mirrored: Array) -> Array:
+        """`mean_score` of draws (n, d) and their mirror images ``2 mu - theta``: (k,).
+
+        ``weights`` (n,) are for the draws, ``mirrored`` (n,) for the images.
+        """
+        xp = array_namespace(q, theta)
+        both = xp.concat([theta, 2 * self.mean(q) - theta])
+        return self.mean_score(q, both, xp.concat([weights, mirrored]))
+
+    def log_peak(self, q: Array) -> Array:
+        """Log density at the mean ()."""
+        return self.log_prob(q, self.mean(q)[None, :])[0]
+
+    def deformed_peak(self, moved: Array, peak: Array, log_volume: Array) -> Array:
+        """Log density at the mean of ``moved``.
+
+        ``moved`` was deformed by a root with the log-determinant ``log_volume``, from a member with
+        log density ``peak`` at its mean. Where `log_peak` takes time, that is enough to know.
+        """
+        return self.log_peak(moved)
+
     @abstractmethod
     def coefficients(self, w: Array) -> tuple[Array, Array]:
         """Coefficients of the features as the quadratic function ``b'z + (z'Cz - tr C) / 2``.

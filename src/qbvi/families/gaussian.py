@@ -129,19 +129,19 @@ class Gaussian(OneGaussian):
         second = 0.5 * (v[:, :, None] * v[:, None, :] - K.T @ K)
         return xp.concat([first, pack_symmetric(second)], axis=-1)
 
-    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
-        r"""Mean score, from weighted moments of the whitened draws, without the (n, k) scores.
+    def _mean_score(self, q: Array, theta: Array, odd: Array, even: Array) -> Array:
+        r"""From moments with one weight for the linear part, and one for the quadratic.
 
         .. math::
-            b = \tfrac1n \sum w z, \quad C = \tfrac1n \sum w (z z' - I), \quad
+            b = \sum w_1 z, \quad C = \sum w_2 (z z' - I), \quad
             g_2 = \tfrac12 L^{-T} C L^{-1}, \quad g_1 = L^{-T} b - 2 g_2 \mu
         """
         xp = array_namespace(q, theta)
         mu, _, K = self._open(q)
-        z, w = self.whiten(q, theta), weights / weights.shape[0]
-        C = (w[:, None] * z).T @ z - xp.sum(w) * xp.eye(self.dim, dtype=q.dtype, device=device(q))
+        z = self.whiten(q, theta)
+        C = (even[:, None] * z).T @ z - xp.sum(even) * xp.eye(self.dim, dtype=q.dtype, device=device(q))
         second = 0.5 * (K.T @ C @ K)
-        return xp.concat([K.T @ (w @ z) - 2 * second @ mu, pack_symmetric(0.5 * (second + second.T))])
+        return xp.concat([K.T @ (odd @ z) - 2 * second @ mu, pack_symmetric(0.5 * (second + second.T))])
 
     def score_variance(self, q: Array) -> Array:
         r"""Closed-form variances of the score (paper, "Variance of the gradients") in O(d^2).
@@ -256,6 +256,10 @@ class Gaussian(OneGaussian):
         mu, L, K = self._open(q)
         factor = L @ root
         return _close(_Opened(mu + L @ shift, factor, _refined(inverse_root @ K, factor)))
+
+    def deformed_peak(self, moved: Array, peak: Array, log_volume: Array) -> Array:
+        """Without a determinant."""
+        return peak - log_volume
 
     def _open(self, q: Array) -> _Opened:
         xp = array_namespace(q)

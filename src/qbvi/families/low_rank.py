@@ -353,9 +353,9 @@ class LowRankGaussian(OneGaussian):
         """That of the full Gaussian."""
         return self._full.score(self.full(q), theta)
 
-    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+    def _mean_score(self, q: Array, theta: Array, odd: Array, even: Array) -> Array:
         """That of the full Gaussian."""
-        return self._full.mean_score(self.full(q), theta, weights)
+        return self._full._mean_score(self.full(q), theta, odd, even)
 
     def score_variance(self, q: Array) -> Array:
         """That of the full Gaussian."""

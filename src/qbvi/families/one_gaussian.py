@@ -32,6 +32,20 @@ class OneGaussian(GaussianFamily):
     def log_det(self, q: Array) -> Array:
         """Log-determinant of the factor ``L`` of the covariance."""
 
+    @abstractmethod
+    def _mean_score(self, q: Array, theta: Array, odd: Array, even: Array) -> Array:
+        """Mean score with weights ``odd`` for its linear and ``even`` for its quadratic part."""
+
+    def mean_score(self, q: Array, theta: Array, weights: Array) -> Array:
+        """Mean score, from weighted moments of the whitened draws, without the (n, k) scores."""
+        w = weights / weights.shape[0]
+        return self._mean_score(q, theta, w, w)
+
+    def mirrored_mean_score(self, q: Array, theta: Array, weights: Array, mirrored: Array) -> Array:
+        """The linear part has the differences of the weights, the quadratic part their sums."""
+        n = 2 * weights.shape[0]
+        return self._mean_score(q, theta, (weights - mirrored) / n, (weights + mirrored) / n)
+
     def log_prob(self, q: Array, theta: Array) -> Array:
         """-1/2 |z|^2 - log|L| - d/2 log 2 pi."""
         xp = array_namespace(q, theta)

@@ -240,6 +240,12 @@ class GaussianProduct(Product, GaussianFamily):
         """The one member."""
         return [q]
 
+    def mirrored_mean_score(self, q: Array, theta: Array, weights: Array, mirrored: Array) -> Array:
+        """Mean scores of the factors, concatenated."""
+        return self._join(
+            self._by_factor(lambda f, part, block: f.mirrored_mean_score(part, block, weights, mirrored), q, theta)  # type: ignore[attr-defined]
+        )
+
     def whiten(self, q: Array, theta: Array) -> Array:
         """Undo `transport`."""
         return self._columnwise(lambda f, part, block: f.coordinates(part, block), q, theta)

@@ -37,6 +37,7 @@ from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Coordinates, Points, Surface
+from qbvi.free.symmetry import Group, Symmetry, proposed
 from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
 from qbvi.noise import Noise
@@ -128,6 +129,8 @@ class Free(Algorithm):
         The coordinates that stand for whole numbers. `qbvi.fit` sets it.
     is_hurried
         Whether the budget is too small for that survey. `qbvi.fit` sets it.
+    symmetries
+        Symmetries of the prior, which the log joint may have. `qbvi.fit` sets them.
 
     Examples
     --------
@@ -146,6 +149,7 @@ class Free(Algorithm):
     rules: FreeRules = field(default_factory=FreeRules, repr=False)
     cells: Cells = field(default_factory=Cells, repr=False)
     is_hurried: bool = field(default=False, repr=False)
+    symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         positive_number("tol", self.tol)
@@ -184,7 +188,9 @@ class Free(Algorithm):
         is_periodic = bool(np.isfinite(model.periods).any())
         prior = None if is_periodic else first.prior
         is_hurried = first.prior is None and PriorScale.of(model) is not None
-        return replace(self, first=self.first if has_start else first, prior=prior, is_hurried=is_hurried)
+        symmetries = () if prior is None or self.cells else proposed(model)
+        first = self.first if has_start else first
+        return replace(self, first=first, prior=prior, is_hurried=is_hurried, symmetries=symmetries)
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
@@ -213,6 +219,12 @@ class Free(Algorithm):
             notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
         if self.is_hurried:
             notes = (*notes, "the budget is too small to survey the prior, so another mode may have been missed")
+        if which := state.search.symmetries:
+            changes = "; ".join(self.symmetries[i].name for i in which)
+            notes = (
+                *notes,
+                f"the posterior is the same if {changes}: its modes are copies, an order or a sign in the prior would keep one of them",
+            )
         return notes
 
     def repeated_draws(self, state: FreeState, n: int) -> int:
@@ -342,7 +354,7 @@ class Free(Algorithm):
 
     @property
     def _search(self) -> Search:
-        return Search(self.first, self.prior, self.rules, self.cells)
+        return Search(self.first, self.prior, self.rules, self.cells, self.symmetries)
 
     def _is_noisy(self, state: FreeState) -> bool:
         """Whether the function has so much noise that no surrogate of it pays."""
@@ -436,7 +448,8 @@ class Free(Algorithm):
         else:
             proposal = start.proposal
         pool = integrated(surface, proposal, rules.integration)
-        weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near)
+        group = self._search.group(state.search)
+        weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near // len(group))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
         cov += _TINY * (np.diag(warp.scale**2) if warp else base.within)
@@ -451,7 +464,7 @@ class Free(Algorithm):
             density=density,
             member=density.pack(member),
             draws=pool.u[rng.choice(len(pool.u), size=_SPARE * n, p=weights)],
-            exploring=most_informative(surface, pool, n, rules.rounds.pool, self._makes_sense(pool.u)),
+            exploring=self._exploring(surface, pool, n, group),
             error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
             change=self._change(family, state, pool),
             hope=pool.hope,
@@ -460,11 +473,16 @@ class Free(Algorithm):
             nearest=q,
             base=base.updated(warp.straight(pool.u)[0], weights),
             rows=rows,
-            n_points=len(state.y),
+            n_points=len(state.y) * len(group),
             n_searched=n_searched,
             n_warped=n_warped,
         )
         return state._replace(q=q, current=current)
+
+    def _exploring(self, surface: Surface, pool: Pool, n: int, group: Group) -> Floats:
+        """The points (n, d) that extend the posterior most; none is an image of another."""
+        pool = pool._replace(u=group.canonical(pool.u))
+        return most_informative(surface, pool, n, self.rules.rounds.pool, self._makes_sense(pool.u))
 
     def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
         """Which points (n, d) are not so far out that the function may never end there."""
@@ -539,9 +557,12 @@ class Free(Algorithm):
         return max(nats - self._raised(state), 0.0)
 
     def _points(self, state: FreeState) -> tuple[Points, NDArray[np.int64]]:
-        """The points of the surrogate, each once, and their rows among all points."""
-        theta = self.cells.middle(state.theta)
-        y = state.y + self.cells.slope(theta) - self.cells.slope(state.theta)
+        """The points of the surrogate, each once, and their rows among all points and images."""
+        group = self._search.group(state.search)
+        at = group.images(state.theta)
+        theta = self.cells.middle(at)
+        y = np.repeat(state.y, len(group)) + self.cells.slope(theta) - self.cells.slope(at)
+        returned = np.repeat(state.noise, len(group))
         finite = np.flatnonzero(np.isfinite(y))
         _, first = np.unique(theta[finite], axis=0, return_index=True)
         rows = finite[np.sort(first)]
@@ -550,7 +571,7 @@ class Free(Algorithm):
             rows = np.sort(rows[np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points]])
         path = state.search.path
         implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
-        noise = np.maximum(state.noise[rows], implied if implied.size else path.noise or 0.0)
+        noise = np.maximum(returned[rows], implied if implied.size else path.noise or 0.0)
         return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)]), rows
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:

@@ -152,7 +152,14 @@ class SurveyRule:
     blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that the Gaussians predict worst
+    # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
+    # eighth of a uniform prior.
+    at_end: float = 1.2
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise
+    # Median error of that prediction, likewise, below which the log joint is as good as quadratic.
+    # A point that exceeds it by so many times this error is then on another hill.
+    exact: float = 0.005
+    unusual: float = 10.0
     on_line: int = 5  # points on each line
     unprobed: int = 3  # iterations of a new path, after which each one draws a line to the mode ...
     on_probe: int = 3  # ... with so many points on it: it is given up if there is no valley

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from qbvi.free.base import Base
 from qbvi.free.cells import NONE, Cells
 from qbvi.free.rules import FreeRules
 from qbvi.free.survey import Survey, falls, line
+from qbvi.free.symmetry import Group, Symmetry, is_equal
 from qbvi.protocol import Info, Values
 from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
@@ -30,14 +32,28 @@ class Mode(NamedTuple):
 
     mean: Floats  # (d,)
     cov: Floats  # (d, d)
-    bound: float  # lower bound there
+    bound: float  # lower bound before the step that led to it ...
+    gain: float  # ... which was predicted to rise by so much
     top: float  # best log joint on the path to it
     n_evals: int  # evaluations of that path
+
+    @property
+    def peak(self) -> float:
+        """Log joint at the mean, if it is quadratic: then the bound is the log of its integral."""
+        return self.bound + self.gain - 0.5 * float(np.linalg.slogdet(2 * math.pi * self.cov)[1])
 
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
         apart = theta - self.mean
         return np.asarray(np.sum(apart * np.linalg.solve(self.cov, apart.T).T, axis=1))
+
+
+class Trial(NamedTuple):
+    """A symmetry of the prior, which is tested on the image of a point."""
+
+    which: int  # number of the symmetry
+    y: float  # log joint at the point, which that at its image should equal
+    is_second: bool  # whether another point has confirmed it
 
 
 class SearchState(NamedTuple):
@@ -50,6 +66,8 @@ class SearchState(NamedTuple):
     n_path: int  # evaluations of the present path
     n_aimed: int  # modes when lines were last chosen
     is_over: bool
+    trials: tuple[Trial, ...] = ()  # of the last points that the survey evaluates next
+    symmetries: tuple[int, ...] = ()  # numbers of those that the log joint has
 
 
 @dataclass(frozen=True)
@@ -66,12 +84,19 @@ class Search:
         The rules of the survey, and when a Gaussian is near enough to its best.
     cells
         The coordinates that stand for whole numbers.
+    symmetries
+        Symmetries of the prior, which the log joint may have.
     """
 
     method: Regression
     prior: PriorScale | None
     rules: FreeRules
     cells: Cells = NONE
+    symmetries: tuple[Symmetry, ...] = ()
+
+    def group(self, state: SearchState) -> Group:
+        """The maps that leave the log joint unchanged."""
+        return Group.of(state.starts.shape[1], [self.symmetries[i] for i in state.symmetries])
 
     def init(self, family: Any, q: Array) -> SearchState:
         """State before the first iteration."""
@@ -143,19 +168,63 @@ class Search:
 
     def _judged(self, family: Any, state: SearchState, values: Values, info: Info) -> SearchState:
         """End the path if it has arrived, or if it takes too long."""
-        rule = self.rules.survey
         is_there = float(info.gap) < self.rules.rounds.begin or self._is_near(state, values)
         if is_there and math.isfinite(float(info.bound)):
             q, top = state.path.q, float(np.max(state.path.store.y))
-            mode = Mode(np.asarray(family.mean(q)), np.asarray(family.cov(q)), float(info.bound), top, state.n_path)
-            near = rule.apart**2
-            is_new = all(
-                min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in state.modes
-            )
-            modes = (*state.modes, mode) if is_new else state.modes
-            return self._next(family, state._replace(modes=modes, starts=state.starts[:0]))
+            gain = 0.0 if state.path.last_step is None else float(state.path.last_step.gain)
+            moments = np.asarray(family.mean(q)), np.asarray(family.cov(q))
+            mode = Mode(*moments, float(info.bound), gain, top, state.n_path)
+            state = state._replace(starts=state.starts[:0])
+            return self._next(family, self._with(state, mode) if self._is_new(mode, state.modes) else state)
         is_lost = bool(state.modes) and self._is_hopeless(family, state)
         return self._next(family, state._replace(starts=state.starts[:0])) if is_lost else state
+
+    def _with(self, state: SearchState, mode: Mode) -> SearchState:
+        """Add a new mode and its copies; the next points are opposite to it, or test symmetries."""
+        survey, is_first = state.survey, not state.modes
+        state = state._replace(modes=self._copied(self.group(state), (*state.modes, mode)))
+        if survey is None or self.prior is None:
+            return state
+        state = state._replace(survey=survey.opposite(mode.mean, self.prior, self.rules.survey))
+        if not is_first or state.path.noise:
+            return state
+        best = state.path.store.theta[[int(np.argmax(state.path.store.y))]]
+        # Where the image is at the same mode, a symmetry changes nothing.
+        is_apart = [mode.square(image(best))[0] > self.rules.survey.apart**2 for image in self.symmetries]
+        return self._tested(state, np.flatnonzero(is_apart).tolist(), is_second=False)
+
+    def _copied(self, group: Group, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        """The modes and all their images."""
+        for mode in modes:
+            for image in group.maps[1:]:
+                copy = mode._replace(mean=image(mode.mean), cov=image.of_covariance(mode.cov), n_evals=0)
+                modes = (*modes, copy) if self._is_new(copy, modes) else modes
+        return modes
+
+    def _is_new(self, mode: Mode, modes: tuple[Mode, ...]) -> bool:
+        near = self.rules.survey.apart**2
+        return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in modes)
+
+    def _tested(self, state: SearchState, which: Sequence[int], *, is_second: bool) -> SearchState:
+        """Evaluate next the images of the best or the second best point under some symmetries."""
+        assert state.survey is not None
+        store = state.path.store
+        row = np.argsort(-store.y, kind="stable")[int(is_second)]
+        trials = tuple(Trial(i, float(store.y[row]), is_second) for i in which)
+        images = [self.symmetries[i](store.theta[row]) for i in which]
+        across = np.concatenate([state.survey.across, np.reshape(images, (-1, store.theta.shape[1]))])
+        return state._replace(survey=state.survey._replace(across=across), trials=trials)
+
+    def _judged_symmetries(self, state: SearchState, y: Floats) -> SearchState:
+        """Judge the symmetries by the log joints at the images, the last ones of y (n,)."""
+        trials, last = state.trials, y[len(y) - len(state.trials) :]
+        held = [trial for trial, value in zip(trials, last, strict=True) if is_equal(trial.y, value)]
+        confirmed = (trial.which for trial in held if trial.is_second)
+        state = state._replace(trials=(), symmetries=(*state.symmetries, *confirmed))
+        again = [trial.which for trial in held if not trial.is_second]
+        if again:
+            return self._tested(state, again, is_second=True)
+        return state._replace(modes=self._copied(self.group(state), state.modes)) if held else state
 
     def _is_hopeless(self, family: Any, state: SearchState) -> bool:
         """Whether a further path takes long, or its steps are short far below the best mode."""
@@ -176,11 +245,22 @@ class Search:
         return line(mean, self._nearest(state, mean).mean, rule.on_probe)
 
     def _is_captured(self, family: Any, state: SearchState, probed: Floats) -> bool:
-        """Whether a further path is at a mode, or the log joint rises all the way to it."""
+        """Whether a further path is at a mode, or the log joint rises all the way to it.
+
+        The first of the ``probed`` values is that at the mean of the path.
+        """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
+        assert state.survey is not None
+        here, there = (self._expected(state, theta) for theta in (state.survey.theta, mean[None]))
+        if state.survey.is_above(probed[:1], there, here, rule)[0]:
+            return False
         is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
         return is_there or not len(falls(np.append(probed, mode.top), rule))
+
+    def _expected(self, state: SearchState, theta: Floats) -> Floats:
+        """What the Gaussians around the modes expect at points (n, d), if they are exact: (n,)."""
+        return np.asarray(np.max([mode.peak - 0.5 * mode.square(theta) for mode in state.modes], axis=0))
 
     def _nearest(self, state: SearchState, theta: Floats) -> Mode:
         return min(state.modes, key=lambda mode: float(mode.square(theta[None])[0]))
@@ -192,10 +272,10 @@ class Search:
         if len(survey.lines):
             survey, starts = survey.walked(theta, y, self.rules.survey)
             return self._next(family, state._replace(survey=survey, starts=starts))
-        survey = survey.drawn(theta, y)
+        is_across, survey = not survey.is_spreading, survey.drawn(theta, y)
         state = state._replace(survey=survey)
         if state.modes:
-            return self._aimed(state)
+            return self._aimed(family, self._judged_symmetries(state, y) if is_across else state)
         if np.isfinite(state.path.store.y).any():
             return state
         if not np.isfinite(np.max(y)):
@@ -206,7 +286,7 @@ class Search:
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
         survey = state.survey
-        if survey is None or len(state.modes) >= self.rules.survey.most_modes:
+        if survey is None or len(state.modes) >= self.rules.survey.most_modes * len(self.group(state)):
             return state._replace(is_over=True)
         if len(state.starts):
             path = self.method.init(family, self._start(family, state.starts[0]))._replace(
@@ -214,18 +294,22 @@ class Search:
             )
             return state._replace(path=path, starts=state.starts[1:], n_path=0)
         if state.n_aimed == len(state.modes):
-            return state._replace(is_over=True)
-        return self._aimed(state)
+            survey = survey.ended(len(state.modes) // len(self.group(state)), self.rules.survey)
+            return state._replace(survey=survey, is_over=survey.is_over)
+        return self._aimed(family, state)
 
-    def _aimed(self, state: SearchState) -> SearchState:
-        """Choose lines to the modes; the search is over if none is needed."""
+    def _aimed(self, family: Any, state: SearchState) -> SearchState:
+        """Choose points on other hills, or lines to the modes; the search is over without them."""
         assert state.survey is not None
-        if not state.survey.n_spread:  # the first iteration found a mode
+        if not state.survey.n_spread or len(state.survey.across):  # there are points to evaluate first
             return state
         modes, theta = state.modes, state.survey.theta
         means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])
+        survey, starts = state.survey.exceptions(self._expected(state, theta), self.rules.survey)
+        if len(starts):
+            return self._next(family, state._replace(survey=survey, starts=starts))
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
-        survey = state.survey.aimed(means, tops, predicted, self.rules.survey)
+        survey = survey.aimed(means, tops, predicted, self.rules.survey)
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
 
     def _start(self, family: Any, point: Floats) -> Array:

@@ -5,7 +5,12 @@ lines lead to it from some of them: from the best one, and from those where the 
 above what the Gaussians around the known modes predict. If the log joint falls on the way to the
 mode before it rises, or bends upward, there may be another hill, and the search for a Gaussian
 starts again there. A log-concave function never does so. If that leads to a new mode, more lines
-follow. If all points are as predicted, no line is needed, and more points are spread instead.
+follow. If all points are as predicted, no line is needed, and more points are spread instead. More
+points are spread also before the survey ends, if there are several modes: there may be more.
+If the Gaussians are right about nearly all points, the others are on other hills without more ado.
+
+A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
+an angle, or another one that is periodic.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ class Survey(NamedTuple):
     ends: Floats  # (k, 2) log joints there
     n_spread: int  # how often points were spread
     is_spreading: bool  # whether points are to be spread next
+    across: Floats  # (k, d) opposite ends, and images that test symmetries: to be evaluated next
     is_over: bool
 
     @classmethod
@@ -41,12 +47,12 @@ class Survey(NamedTuple):
         """Nothing evaluated yet."""
         none = np.empty(0)
         lines, ends = np.empty((0, 2, len(start))), np.empty((0, 2))
-        return cls(start[None], none, none.astype(bool), lines, ends, 0, True, False)
+        return cls(start[None], none, none.astype(bool), lines, ends, 0, True, start[None][:0], False)
 
     @property
     def is_due(self) -> bool:
         """Whether points of the survey are to be evaluated next."""
-        return not self.is_over and (self.is_spreading or len(self.lines) > 0)
+        return not self.is_over and (self.is_spreading or len(self.across) > 0 or len(self.lines) > 0)
 
     def ask(self, prior: PriorScale, rule: SurveyRule, rng: np.random.Generator) -> Floats:
         """The start and points over the prior, or points on lines."""
@@ -56,14 +62,30 @@ class Survey(NamedTuple):
             spread = Sobol().normal(drawn_generator(rng), n, d)
             points = np.asarray(prior.loc) + np.asarray(prior.scale) * spread
             return points if self.n_spread else np.concatenate([self.theta, points])
+        if len(self.across):
+            return self.across
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
-        """Add the values of the points over the prior."""
+        """Add the values of points over the prior, or of those in ``across``."""
+        n_spread = self.n_spread + self.is_spreading
         if self.n_spread:
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
         is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
-        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=self.n_spread + 1, is_spreading=False)
+        across = self.across if self.is_spreading else self.across[:0]
+        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=n_spread, is_spreading=False, across=across)
+
+    def opposite(self, mode: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
+        """The survey that evaluates a new mode (d,) at the opposite ends of the prior."""
+        centre, scale = np.asarray(prior.loc), np.asarray(prior.scale)
+        is_at_end = np.asarray(prior.is_walled) & (np.abs(mode - centre) > rule.at_end * scale)
+        across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
+        return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
+
+    def ended(self, n_modes: int, rule: SurveyRule) -> Survey:
+        """The survey without further lines: over, or with more points if there are other modes."""
+        is_due = n_modes > 1 and self.n_spread < rule.spreads
+        return self._replace(is_spreading=is_due, is_over=not is_due)
 
     def blind(self) -> Survey:
         """The survey that spreads more points, because the likelihood was zero at all of them."""
@@ -74,6 +96,27 @@ class Survey(NamedTuple):
         d, is_blind = self.theta.shape[1], not np.isfinite(self.y).any()
         pairs = rule.size(d) // 2 * (rule.blind**self.n_spread if is_blind else rule.further)
         return 2 * int(pairs)
+
+    def exceptions(self, expected: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
+        """Points on other hills (m, d), the best one first, by what the Gaussians expect (n,)."""
+        chosen = np.flatnonzero(~self.is_used & self.is_above(self.y, expected, expected, rule))
+        chosen = chosen[np.argsort(-self.y[chosen], kind="stable")]
+        is_used = self.is_used.copy()
+        is_used[chosen] = True
+        return self._replace(is_used=is_used), self.theta[chosen]
+
+    def is_above(self, y: Floats, expected: Floats, here: Floats, rule: SurveyRule) -> NDArray[np.bool_]:
+        """Whether values y (k,) are on other hills than the Gaussians, which expect ``expected``.
+
+        What they expect of the points of the survey is ``here`` (n,). If they are right about most
+        of them, far ones too, the log joint is as good as quadratic, and a value well above what is
+        expected is on another hill. Otherwise that is not known.
+        """
+        top, finite = np.max(here, initial=-np.inf), np.isfinite(self.y)
+        errors = np.abs(self.y - here)[finite] / (1 + top - here[finite])
+        usual = float(np.median(errors)) if errors.size else np.inf
+        limit = rule.valley + rule.unusual * usual * (top - expected)
+        return np.isfinite(y) & (y - expected > limit) & (usual < rule.exact)
 
     def aimed(self, modes: Floats, tops: Floats, predicted: Floats, rule: SurveyRule) -> Survey:
         """Choose lines to the modes (m, d), with log joints ``tops`` (m,).

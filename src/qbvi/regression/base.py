@@ -114,6 +114,11 @@ class RegressionMethod(Algorithm):
         """A tenth of all evaluations, at least `n_fresh`."""
         return max(self.n_fresh, n_evals // self.rules.effort.fresh)
 
+    def first_draws(self, n: int) -> int:
+        """A part of the fresh draws, in pairs."""
+        rule = self.rules.effort
+        return min(n, 2 * (max(rule.fewest_first, n // rule.first) // 2))
+
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends."""
         return self.rules.effort.default_budget(d)

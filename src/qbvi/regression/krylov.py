@@ -68,11 +68,12 @@ class Quadratic(NamedTuple):
 class Krylov(NamedTuple):
     """A regression reduced to its Krylov space."""
 
-    points: Weighted
-    gram: Array  # (d + 2, d + 2) inverse Gram matrix of the free features
-    basis: Array  # (m, d, d) symmetric matrices, orthonormal by <A, B> = tr(AB) / 2
+    # (m, d, d) symmetric matrices with trace zero, orthonormal by <A, B> = tr(AB) / 2.
+    basis: Array
     tridiagonal: Array  # (m, m) matrix of the normal equations in this basis
     right_norm: Array  # () norm of their right-hand side, a multiple of the first basis matrix
+    free: Array  # (d + 2,) free coefficients of the residuals alone
+    free_basis: Array  # (m, d + 2) free coefficients of z'Bz / 2 for each basis matrix B
 
     def solve(self, ridges: Array) -> Quadratic:
         """The solution for each ridge (r,)."""
@@ -82,9 +83,7 @@ class Krylov(NamedTuple):
         system = self.tridiagonal + ridges[:, None, None] * eye
         rhs = xp.broadcast_to(self.right_norm * eye[:, :1], (ridges.shape[0], m, 1))
         coefficients = xp.linalg.solve(system, rhs)[:, :, 0]
-        C = xp.tensordot(coefficients, self.basis, axes=1)
-        rest = self.points.weight * (self.points.h - _quadratic(self.points.z, C))
-        return Quadratic(rest @ free_features(self.points.z) @ self.gram, C)
+        return Quadratic(self.free - coefficients @ self.free_basis, xp.tensordot(coefficients, self.basis, axes=1))
 
 
 def krylov(points: Weighted, m: int) -> Krylov:
@@ -97,25 +96,26 @@ def krylov(points: Weighted, m: int) -> Krylov:
     >>> import numpy as np
     >>> z = np.random.default_rng(1).standard_normal((8, 2))
     >>> points = Weighted(z, 3 + z[:, 0] - z[:, 1] ** 2, np.ones(8))
-    >>> found = krylov(points, m=3).solve(np.asarray([0.0]))
+    >>> found = krylov(points, m=2).solve(np.asarray([0.0]))
     >>> found.bound.round(3), found.b.round(3) + 0.0, found.curvature.round(3) + 0.0
     (array([2.]), array([[1., 0.]]), array([[[ 0.,  0.],
             [ 0., -2.]]]))
     """
     xp = array_namespace(points.z)
     d, dtype, where = points.z.shape[1], points.z.dtype, device(points.z)
-    normal = _NormalEquations(points.z, points.weight, free_features(points.z), _inverse_gram(points))
-    right = normal.right(points.h)
+    normal = _NormalEquations.of(points)
+    products, right = normal.right(points.h)
     norm = _norm(right)
     start = right / xp.maximum(norm, xp.ones_like(norm) * xp.finfo(dtype).smallest_normal)
     numbers = xp.arange(m, device=where)
 
-    def extend(i: Array, state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+    def extend(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         """One Lanczos step, orthogonalised against all directions, as rounding makes necessary."""
-        basis, alpha, beta, v = state
+        basis, alpha, beta, free, v = state
         here = xp.astype(numbers == i, dtype)
         basis = basis + here[:, None] * v
-        u = xp.reshape(normal(xp.reshape(v, (d, d))), (d * d,))
+        found, u = normal(xp.reshape(v, (d, d)))
+        u = xp.reshape(u, (d * d,))
         diagonal = 0.5 * xp.sum(u * v)
         for _ in range(_SWEEPS):
             u = u - (0.5 * (basis @ u)) @ basis
@@ -124,43 +124,63 @@ def krylov(points: Weighted, m: int) -> Krylov:
         goes_on = off > _EXHAUSTED * xp.finfo(dtype).eps * xp.abs(diagonal)
         off = xp.where(goes_on, off, xp.zeros_like(off))
         u = xp.where(goes_on, u, xp.zeros_like(u)) / xp.where(goes_on, off, xp.ones_like(off))
-        return basis, alpha + here * diagonal, beta + here * off, u
+        return basis, alpha + here * diagonal, beta + here * off, free + here[:, None] * found, u
 
-    empty = xp.zeros((m, d * d), dtype=dtype, device=where)
-    basis, alpha, beta, _ = repeat(m, extend, (empty, empty[:, 0], empty[:, 0], xp.reshape(start, (d * d,))))
-    above = beta[:, None] * xp.eye(m, k=1, dtype=dtype, device=where)
-    tridiagonal = alpha * xp.eye(m, dtype=dtype, device=where) + above + above.T
-    return Krylov(points, normal.gram, xp.reshape(basis, (m, d, d)), tridiagonal, norm)
+    empty, nothing = (xp.zeros((m, size), dtype=dtype, device=where) for size in (d * d, d + 2))
+    first = empty, empty[:, 0], empty[:, 0], nothing, xp.reshape(start, (d * d,))
+    basis, alpha, beta, found, _ = repeat(m, extend, first)
+    free, free_basis = products @ normal.gram, found @ normal.gram
+    return Krylov(xp.reshape(basis, (m, d, d)), _tridiagonal(alpha, beta), norm, free, free_basis)
 
 
 class _NormalEquations(NamedTuple):
-    """Normal equations of C without the free features: a linear map of symmetric matrices."""
+    """Normal equations of C without the free features: a linear map of symmetric matrices.
+
+    The quadratic of the identity is a free feature. So the map is restricted to matrices with trace
+    zero, whose quadratics are z'Cz / 2.
+    """
 
     z: Array
     weight: Array
     features: Array  # (n, d + 2) without a prior
     gram: Array  # (d + 2, d + 2) inverse of their weighted Gram matrix
+    explained: Array  # (n, d + 2) features @ gram
 
-    def __call__(self, C: Array) -> Array:
-        """Apply the map to a symmetric matrix (d, d)."""
-        return self.right(_quadratic(self.z, C))
+    @classmethod
+    def of(cls, points: Weighted) -> _NormalEquations:
+        """For these points."""
+        features, gram = free_features(points.z), _inverse_gram(points)
+        return cls(points.z, points.weight, features, gram, features @ gram)
 
-    def right(self, values: Array) -> Array:
+    def __call__(self, C: Array) -> tuple[Array, Array]:
+        """`right` of the quadratic of a symmetric matrix (d, d)."""
+        return self.right(0.5 * array_namespace(C).sum((self.z @ C) * self.z, axis=-1))
+
+    def right(self, values: Array) -> tuple[Array, Array]:
         """Project the free features out of values (n,), then apply the adjoint of `_quadratic`.
 
-        The adjoint is the one for <A, B> = tr(AB) / 2. The result is (d, d).
+        The adjoint is the one for <A, B> = tr(AB) / 2. The results are the products of values and
+        free features (d + 2,), and the adjoint (d, d).
         """
-        xp = array_namespace(self.z)
-        free = self.gram @ (self.features.T @ (self.weight * values))
-        rest = self.weight * (values - self.features @ free)
-        eye = xp.eye(self.z.shape[1], dtype=self.z.dtype, device=device(self.z))
-        return (self.z.T * rest) @ self.z - xp.sum(rest) * eye
+        products = (self.weight * values) @ self.features
+        rest = self.weight * (values - self.explained @ products)
+        adjoint = (self.z.T * rest) @ self.z
+        xp, d = array_namespace(adjoint), adjoint.shape[0]
+        eye = xp.eye(d, dtype=adjoint.dtype, device=device(adjoint))
+        return products, adjoint - xp.linalg.trace(adjoint) / d * eye
 
 
 def _quadratic(z: Array, C: Array) -> Array:
     """(z'Cz - tr C) / 2 at each point: (..., d, d) -> (..., n)."""
     xp = array_namespace(z)
     return 0.5 * (xp.sum((z @ C) * z, axis=-1) - xp.linalg.trace(C)[..., None])
+
+
+def _tridiagonal(alpha: Array, beta: Array) -> Array:
+    """The symmetric matrix with diagonal alpha (m,) and beta (m,), but its last, beside it."""
+    xp, m = array_namespace(alpha), alpha.shape[0]
+    above = beta[:, None] * xp.eye(m, k=1, dtype=alpha.dtype, device=device(alpha))
+    return alpha * xp.eye(m, dtype=alpha.dtype, device=device(alpha)) + above + above.T
 
 
 def _norm(matrix: Array) -> Array:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
-from qbvi.arrays import Array, array_namespace, device
+from qbvi.arrays import Array, array_namespace, device, eigh
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import tail_variance
 from qbvi.regression.rules import TrustRegion
@@ -96,9 +96,11 @@ class NaturalLine:
         xp = array_namespace(gradient.b)
         self._gradient, self._d, self._rules = gradient, family.dim, rules
         followed = family.restrict(gradient.C)
-        self._c, self._mean_axes = xp.linalg.eigh(gradient.C)
-        is_all = followed is gradient.C
-        self._r, self._axes = (self._c, self._mean_axes) if is_all else xp.linalg.eigh(followed)
+        if followed is gradient.C:
+            self._c, self._mean_axes = self._r, self._axes = eigh(gradient.C)
+        else:
+            values, axes = xp.linalg.eigh(xp.stack([gradient.C, followed]))
+            self._c, self._r, self._mean_axes, self._axes = values[0, :], values[1, :], axes[0, :, :], axes[1, :, :]
         self._b = self._mean_axes.T @ gradient.b
         self._smallest = rules.smallest_precision(gradient.curvature_sd, family.dim)
 

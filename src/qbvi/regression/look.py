@@ -37,6 +37,7 @@ class PriorScale:
 
     loc: tuple[float, ...]
     scale: tuple[float, ...]
+    is_walled: tuple[bool, ...]  # whether a coordinate stands for a number between two ends
 
     @classmethod
     def of(cls, model: Model) -> PriorScale | None:
@@ -48,7 +49,7 @@ class PriorScale:
         if any(p.is_native or not p.distribution.can_sample for p in model.parameters):
             return None
         loc, scale = model.initial()
-        return cls(tuple(loc.tolist()), tuple(scale.tolist()))
+        return cls(tuple(loc.tolist()), tuple(scale.tolist()), tuple(model.is_walled.tolist()))
 
 
 def reach_of(model: Model, rule: LadderRule) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ from qbvi.families.base import Family, GaussianFamily
 from qbvi.protocol import Algorithm, Info, Values
 from qbvi.regression.krylov import Quadratic, Weighted, krylov
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, repeated_share
-from qbvi.regression.rules import LastStep, Retreat, Rules, secant_share
+from qbvi.regression.rules import LastStep, Rules, secant_share
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["Ridge", "RidgeRules"]
@@ -42,7 +42,9 @@ class RidgeRules:
     even_shares: int = 64  # of the full step that are tried, evenly spaced, ...
     halved_shares: tuple[int, int] = (7, 40)  # ... below these, powers of one half, ...
     tiny_shares: tuple[int, int, int] = (48, 600, 8)  # ... and below these, every eighth power, for any units
-    dimensions: int = 24  # of the Krylov space
+    dimensions: int = 24  # of the Krylov space, ...
+    # ... and with a full covariance: there C tends to zero, and its relative error matters less.
+    full_dimensions: int = 12
     most_judged: int = 2048  # most draws for the estimate of the gap, which costs their square
     omega: float = 0.3  # variance of degree four, relative to degree three, in the residual
     held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
@@ -84,6 +86,8 @@ class RidgeState(NamedTuple):
     noise: Array  # (n,) noise variance that the function returned; zero if it returns none
     radius: Array  # () bound on KL(new || old)
     last_step: LastStep
+    peak: Array  # () log density of q at its mean, which each step changes without a determinant
+    last_peak: Array  # () the same for `last_step.q`
 
 
 @dataclass(frozen=True)
@@ -198,7 +202,8 @@ class Ridge(Algorithm):
         theta = xp.zeros((self._memory(family.dim), family.dim), dtype=q.dtype, device=device(q))
         nothing = xp.zeros_like(theta[:, 0])
         radius = zero + self.rules.trust_region.first_radius * family.dim
-        return RidgeState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, _no_step(q))
+        peak = family.log_peak(q)
+        return RidgeState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, _no_step(q), peak, peak)
 
     def ask(self, family: GaussianFamily, state: RidgeState, rng: Any) -> Array:
         """Draw mirror pairs from q; the two draws of a pair are next to each other."""
@@ -212,20 +217,23 @@ class Ridge(Algorithm):
         self, family: GaussianFamily, eta: Array, state: RidgeState, theta: Array, values: Values
     ) -> tuple[RidgeState, Info]:
         """Make one iteration: remember the values, regress, and step."""
-        xp = array_namespace(state.q)
-        fresh = judged(family, state.q, theta, values, self.ridge_rules.most_judged, self.rules.retreat.fewest_finite)
-        state = _remember(family, state, theta, values)
-        base, radius = self._trusted(state, fresh)
-        answer = self._regress(family, base.q, state, theta.shape[0])
+        xp, z = array_namespace(state.q), family.whiten(state.q, theta)
+        log_q = state.peak - 0.5 * xp.sum(z**2, axis=1)
+        fresh = judged(family, z, values.log_joint - log_q, values.ok, self)
+        state = _remember(state, theta, values, log_q)
+        base, radius, peak = self._trusted(state, fresh)
+        answer = self._regress(family, base.q, peak, state, theta.shape[0])
         step, repeated = self._step(family, answer, radius, base.q, state.last_step.q)
-        after = self._landed(family, state, fresh, step.apply(family, base.q), base.q)
+        after, after_peak = self._landed(family, state, fresh, step, (base.q, peak))
         gap = self._predicted_gap(family, answer, step, fresh, self.rules.gap.still_to_come(step.kl, repeated))
         # The first batch alone is not enough to stop.
         gap = xp.where(xp.isfinite(state.last_step.bound), gap, xp.zeros_like(gap) + math.inf)
         norm = xp.sum(answer.b**2 + 0.5 * xp.sum(answer.C**2, axis=0)) ** 0.5
         last = LastStep(base.q, base.bound, base.bound_se, step.gain, step.kl, step.is_restricted)
         info = Info(fresh.bound, fresh.h, gap, norm, step.share, ~xp.isnan(state.t), fresh.is_dark)
-        return state._replace(q=after, t=state.t + 1, radius=radius, last_step=last), info
+        return state._replace(
+            q=after, t=state.t + 1, radius=radius, last_step=last, peak=after_peak, last_peak=peak
+        ), info
 
     def _draws(self, d: int) -> int:
         if self.n_samples is not None:
@@ -241,26 +249,31 @@ class Ridge(Algorithm):
         wanted = self.n_remembered or max(rule.fewest_remembered, min(rule.remembered * k, most))
         return n * max(1, math.ceil(wanted / n))
 
-    def _trusted(self, state: RidgeState, fresh: _Fresh) -> tuple[LastStep, Array]:
-        """Accept or reject the last step: where the next step begins, and its radius."""
+    def _trusted(self, state: RidgeState, fresh: _Fresh) -> tuple[LastStep, Array, Array]:
+        """Accept or reject the last step.
+
+        Returns where the next step begins, its radius, and the log density at the mean there.
+        """
         xp, rule, last = array_namespace(state.q), self.rules.trust_region, state.last_step
         is_rejected = rule.rejects(last, fresh.bound, fresh.se)
         radius = rule.next_radius(state.radius, last, fresh.bound, fresh.se)
         radius = xp.where(is_rejected, rule.radius_after_return(last), radius)
         here = last._replace(q=state.q, bound=fresh.bound, bound_se=fresh.se)
-        return LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True))), radius
+        base = LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True)))
+        return base, radius, xp.where(is_rejected, state.last_peak, state.peak)
 
-    def _regress(self, family: GaussianFamily, q: Array, state: RidgeState, n_new: int) -> _Answer:
+    def _regress(self, family: GaussianFamily, q: Array, peak: Array, state: RidgeState, n_new: int) -> _Answer:
         """Regress the remembered residuals on the whitened coordinates of q.
 
         The ridge is the one that best predicts a quarter of the newest draws. This quarter takes
         part in the regressions of later steps.
         """
         xp, rule = array_namespace(q), self.ridge_rules
-        points, n_effective = self._weighted(family, q, state)
+        points, n_effective = self._weighted(family, q, peak, state)
         n = points.h.shape[0] - min(n_new, points.h.shape[0]) // rule.held_out
         seen, unseen = Weighted(*(part[:n, ...] for part in points)), Weighted(*(part[n:, ...] for part in points))
-        m = min(rule.dimensions, family.dim * (family.dim + 1) // 2)
+        most = family.dim * (family.dim + 1) // 2
+        m = min(rule.full_dimensions if family.n_quadratic == most else rule.dimensions, most)
         ridges = n_effective * xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
         fits = krylov(seen, m).solve(ridges)
         error = (fits(unseen.z) - unseen.h) ** 2
@@ -281,7 +294,7 @@ class Ridge(Algorithm):
             ridge / n_effective,
         )
 
-    def _weighted(self, family: GaussianFamily, q: Array, state: RidgeState) -> tuple[Weighted, Array]:
+    def _weighted(self, family: GaussianFamily, q: Array, peak: Array, state: RidgeState) -> tuple[Weighted, Array]:
         """The remembered draws with their weights for q, and the effective sample size.
 
         The weight of a draw is its density under q relative to the q it came from, at most one.
@@ -290,7 +303,8 @@ class Ridge(Algorithm):
         """
         xp = array_namespace(q)
         z = family.whiten(q, state.theta)
-        squares, density = xp.sum(z**2, axis=1), family.log_prob(q, state.theta)
+        squares = xp.sum(z**2, axis=1)
+        density = peak - 0.5 * squares
         is_there = xp.isfinite(state.log_joint) & xp.isfinite(density)
         zero = xp.zeros_like(density)
         ratio = xp.where(is_there, xp.exp(xp.minimum(density - state.own, zero)), zero)
@@ -337,22 +351,29 @@ class Ridge(Algorithm):
         is_unsettled = step.is_restricted | (step.kl > rule.settled_kl) | fresh.is_dark | ~xp.isfinite(gap)
         return xp.where(is_unsettled, xp.ones_like(gap) * math.inf, gap)
 
-    def _landed(self, family: GaussianFamily, state: RidgeState, fresh: _Fresh, moved: Array, base: Array) -> Array:
+    def _landed(
+        self, family: GaussianFamily, state: RidgeState, fresh: _Fresh, step: WhitenedStep, base: tuple[Array, Array]
+    ) -> tuple[Array, Array]:
         """The q after the step, or the q where it began if the step leaves the family.
 
         If hardly any value so far is finite, the scale of q changes instead, wider and narrower by
-        turns.
+        turns. Members come with the log density at their mean.
         """
-        xp = array_namespace(moved)
+        xp = array_namespace(state.q)
+        moved = step.apply(family, base[0])
+        peak = family.deformed_peak(moved, base[1], -0.5 * xp.sum(xp.log(step.precision)))
         is_member = xp.all(xp.isfinite(moved)) & xp.all(family.sd(moved) > 0)
         eye = xp.eye(family.dim, dtype=moved.dtype, device=device(moved))
         turn = state.t + 1
         factor = self.rules.retreat.rescale ** xp.where(turn % 2 == 1, turn, -turn)
         elsewhere = family.deform(state.q, xp.zeros_like(eye[0, :]), factor * eye, eye / factor)
+        its_peak = family.deformed_peak(elsewhere, state.peak, family.dim * xp.log(factor))
         n_finite = xp.sum(xp.astype(xp.isfinite(state.log_joint), moved.dtype))
         is_lost = fresh.is_dark & (n_finite < self.ridge_rules.fewest_points * (family.dim + 2))
         can_go = xp.all(xp.isfinite(elsewhere)) & xp.all(family.sd(elsewhere) > 0)
-        return xp.where(is_lost & can_go, elsewhere, xp.where(is_member, moved, base))
+        choices = zip((elsewhere, its_peak), (moved, peak), base, strict=True)
+        q, peak = (xp.where(is_lost & can_go, far, xp.where(is_member, near, stay)) for far, near, stay in choices)
+        return q, peak
 
 
 def _no_step(q: Array) -> LastStep:
@@ -383,18 +404,13 @@ class _Answer(NamedTuple):
     ridge: Array  # () relative to the effective sample size
 
 
-def judged(
-    family: GaussianFamily,
-    q: Array,
-    theta: Array,
-    values: Values,
-    most: int = RidgeRules.most_judged,
-    fewest_finite: float = Retreat.fewest_finite,
-) -> _Fresh:
-    """Bound and gap at q, estimated from draws from q; neighbours may be mirror pairs."""
-    xp = array_namespace(theta)
-    h = family.residual(q, theta, values.log_joint)
-    ok = xp.astype(values.ok & xp.isfinite(h), h.dtype)
+def judged(family: GaussianFamily, z: Array, h: Array, ok: Array, method: Ridge) -> _Fresh:
+    """Bound and gap at q, estimated from whitened draws from q and their residuals.
+
+    Neighbours may be mirror pairs.
+    """
+    xp = array_namespace(z)
+    ok = xp.astype(ok & xp.isfinite(h), h.dtype)
     one = xp.ones_like(ok[0])
     count = xp.maximum(xp.sum(ok), 2 * one)
     bound = xp.sum(xp.where(ok > 0, h, xp.zeros_like(h))) / count
@@ -402,9 +418,9 @@ def judged(
     largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(h.dtype).smallest_normal * one)
     pairs = xp.sum(xp.reshape(e / largest, (-1, 2)), axis=1)  # scaled: squares might overflow
     se = largest * xp.sum(pairs**2) ** 0.5 / count
-    n = min(theta.shape[0], most)
-    gap, gap_se = _gap(family, family.whiten(q, theta[:n, :]), e[:n], ok[:n])
-    is_dark = count < fewest_finite * theta.shape[0]
+    n = min(z.shape[0], method.ridge_rules.most_judged)
+    gap, gap_se = _gap(family, z[:n, :], e[:n], ok[:n])
+    is_dark = count < method.rules.retreat.fewest_finite * z.shape[0]
     return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, gap, gap_se, is_dark)
 
 
@@ -421,7 +437,7 @@ def _gap(family: GaussianFamily, z: Array, e: Array, ok: Array) -> tuple[Array, 
     return 0.5 * xp.sum(products) / number, (0.5 * xp.sum(products**2)) ** 0.5 / number
 
 
-def _remember(family: GaussianFamily, state: RidgeState, theta: Array, values: Values) -> RidgeState:
+def _remember(state: RidgeState, theta: Array, values: Values, log_q: Array) -> RidgeState:
     """Replace the oldest draws by the new ones."""
     xp = array_namespace(theta)
     n = theta.shape[0]
@@ -430,6 +446,6 @@ def _remember(family: GaussianFamily, state: RidgeState, theta: Array, values: V
     return state._replace(
         theta=xp.concat([state.theta, theta])[n:, :],
         log_joint=xp.concat([state.log_joint, y])[n:],
-        own=xp.concat([state.own, family.log_prob(state.q, theta)])[n:],
+        own=xp.concat([state.own, log_q])[n:],
         noise=xp.concat([state.noise, xp.astype(values.noise_sd, state.noise.dtype) ** 2])[n:],
     )

@@ -254,6 +254,8 @@ class Effort:
     most_points: int = 6000  # largest limit: a regression costs the cube of its points
     noisy_points: int = 1500  # least limit with noise, where accuracy comes from averaging
     fresh: int = 10  # evaluations for each fresh draw from the result
+    first: int = 5  # fresh draws for each one that comes first, and may be enough ...
+    fewest_first: int = 20  # ... but not with fewer than these
     budget: tuple[int, int, int] = (200, 10, 20)  # evaluations: 200 (d + 10) + 20 d (d + 3) / 2
 
     def batch(self, d: int, n_effective: float) -> int:
@@ -454,7 +456,9 @@ class VarianceSearch:
     slack: float = 4.0  # increase of the deviance that refutes a variance: two standard deviations
     # Factor of the variance of degree two in the search for the largest that is not refuted ...
     bolder: float = 10.0
-    boldest: int = 10  # ... with at most so many factors
+    # ... with at most so many factors. If the draws determine C, its posterior variance does not
+    # depend on a prior variance a thousand times as large; if not, they refute that one.
+    boldest: int = 3
     # Relative additions to the diagonal, tried in turn until the covariance can be factored. The
     # first of them already bounds the condition number.
     nuggets: tuple[float, ...] = tuple(10.0**e for e in range(-9, -1))

@@ -15,8 +15,10 @@ With large noise this is the score-function estimator, without noise the least-s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,18 +26,20 @@ import scipy
 from numpy.typing import NDArray
 
 from qbvi.families.base import GaussianFamily
-from qbvi.regression.hermite import free_features, kernels
+from qbvi.regression.hermite import Covariance, free_features, kernels
 from qbvi.regression.rules import SearchPlan, VarianceSearch
 
 __all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
 
 Floats = NDArray[np.float64]
+Logarithms = tuple[float, float, float]  # of the variances, in their order
 
-_ROWS = 64  # rows of the covariance computed at a time, from the diagonal on: they fit the cache
 _CANCELLED = 1e-12  # least relative value of a difference that rounding may cancel
 _TINY = 1e-300  # keeps a zero out of a denominator
 _DEPENDENT = 1e-7  # relative size below which a free feature depends linearly on others
 _SIGNS = 100  # random combinations that estimate a trace over many quadratic features
+_KEPT = 2  # factored regressions that are kept
+_LAPACK_BLOCK = 64  # columns that LAPACK's blocked algorithms treat at a time
 
 
 class Variances(NamedTuple):
@@ -106,61 +110,63 @@ class HermiteRegression:
         self._rules = VarianceSearch() if rules is None else rules
         self._centre = float(np.median(points.h))  # keeps precision if the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
+        self._pairing = _Pairing.of(points.pair)
         self._equal = features is not None  # the coordinates of a product of families are not normal
-        self._triangle = [
-            (at, kernels(points.z[at : at + _ROWS], points.z[at:], equal=self._equal))
-            for at in range(0, len(points.z), _ROWS)
-        ]
-        self._features = free_features(points.z) if features is None else features
+        self._covariance = Covariance(points.z, equal=self._equal)
+        free = free_features(points.z) if features is None else features
         # Given features may be linearly dependent: a discrete parameter may have one value so far.
         self._kept = slice(None) if features is None else _independent(features)
-        self._features = self._features[:, self._kept]
-        self._bounds = np.log([self._rules.lowest, self._rules.highest]).T
+        self._known = np.asfortranarray(np.column_stack([free[:, self._kept], self.points.h]))
+        self._factored: dict[Variances, tuple[Solved, Floats]] = {}  # with the memory that holds them
+        self._misfits: dict[Variances, float] = {}
+        self._bounds = [tuple(map(math.log, x)) for x in zip(self._rules.lowest, self._rules.highest, strict=True)]
         if points.z.shape[1] == 1:
             # In one dimension the squared radius is all of degree two. It has no prior, so the
             # prior variance of degree two has no effect and is fixed.
-            self._bounds[1, 1] = self._bounds[1, 0]
+            self._bounds[1] = self._bounds[1][0], self._bounds[1][0]
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
-        starts = [np.clip(np.log(x), *self._bounds.T) for x in (start, *(self._rules.corners if plan.restart else ()))]
+        starts = [self._logarithms(x) for x in (start, *(self._rules.corners if plan.restart else ()))]
         if not plan.tries:
             return _variances(starts[0])
-        workspace = self._workspace()
-        tries = _Tries(lambda x: self._badness(x, workspace), starts, plan.tries, self._rules.improvement)
-        stride = np.array(self._rules.strides)
-        while tries.left > 0 and stride.max() > self._rules.finest:
+        tries = _Tries(self._badness, starts, plan.tries, self._rules.improvement)
+        strides, first = self._rules.strides, plan.turn % 3
+        while tries.left > 0 and max(strides) > self._rules.finest:
             before = tries.best
             # Degree two matters most and comes first; later searches begin with another by turns.
-            for i in np.roll((1, 2, 0), plan.turn):
-                if not tries.walk(self._bounds, int(i), stride[i], plan.leap):
-                    tries.walk(self._bounds, int(i), -stride[i], plan.leap)
+            for i in ((1, 2, 0) * 2)[3 - first : 6 - first]:
+                if not tries.walk(self._bounds, i, strides[i], plan.leap):
+                    tries.walk(self._bounds, i, -strides[i], plan.leap)
             if tries.best == before:
-                stride = stride / 2
+                strides = (strides[0] / 2, strides[1] / 2, strides[2] / 2)
         return _variances(tries.x)
 
     def boldest(self, variances: Variances) -> Variances:
         """The variances with the largest variance of degree two that the draws do not refute.
 
-        With it, the posterior variance of C is at its largest.
+        With it, the posterior variance of C is at its largest. The deviance grows with the variance
+        from here on. So a bisection finds the largest of the tried factors, and where the draws
+        determine C, the first try is enough.
         """
-        workspace = self._workspace()
-        limit, bold = self._misfit(variances, workspace) + self._rules.slack, variances
-        for _ in range(self._rules.boldest):
-            trial = bold._replace(quadratic=min(self._rules.bolder * bold.quadratic, float(np.exp(self._bounds[1, 1]))))
-            if trial == bold or self._misfit(trial, workspace) > limit:
-                break
-            bold = trial
-        return bold
+        limit, highest = self._misfit(variances) + self._rules.slack, math.exp(self._bounds[1][1])
+        factors = self._rules.bolder ** np.arange(1, self._rules.boldest + 1)
+        trials = [variances._replace(quadratic=min(float(f) * variances.quadratic, highest)) for f in factors]
+        low, high, middle = 0, len(trials), len(trials)  # the first `low` trials are not refuted
+        while low < high:
+            is_refuted = self._misfit(trials[middle - 1]) > limit
+            low, high = (low, middle - 1) if is_refuted else (middle, high)
+            middle = (low + high + 1) // 2
+        return trials[low - 1] if low else variances
 
     def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` decides which of degree two count."""
-        solved = self.solve(variances)
-        left_out = leave_pairs_out(solved, self.points.pair)
+        solved = self._solved(variances)
+        left_out = _left_out(solved, self._pairing)
+        self._misfits[variances] = self._deviance(left_out.square, left_out.log_det, variances)
         scale = self.scale(left_out, variances)
-        z, alpha, d = self.points.z, solved.alpha, family.dim
-        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
-        free_variance = np.sum(scipy.linalg.solve_triangular(solved.R, np.eye(d + 2), check_finite=False) ** 2, axis=1)
+        z, alpha, free, d = self.points.z, solved.alpha, solved.free, family.dim
+        free_variance = np.sum(np.triu(scipy.linalg.lapack.dtrtri(solved.R)[0]) ** 2, axis=1)
         one = variances.quadratic / (d * (d + 1) / 2)  # prior variance of one quadratic coefficient
         C = one * ((z.T * alpha) @ z - np.sum(alpha) * np.eye(d)) + free[-1] * np.sqrt(2 / d) * np.eye(d)
         quadratic = max(one * _unexplained(solved, z, family, one) + free_variance[-1] - one, 0.0)
@@ -181,9 +187,8 @@ class HermiteRegression:
     def predict(self, variances: Variances, solved: Solved, z: Floats, features: Floats) -> Floats:
         """Predictions at other points z (m, d) with free features (m, p): (m,)."""
         between = kernels(z, self.points.z, equal=self._equal)
-        free = scipy.linalg.solve_triangular(solved.R, solved.H.T @ self.points.h, check_finite=False)
         smooth = (variances.quadratic * between.second + between.tail(variances.omega)) @ solved.alpha
-        prediction: Floats = self._centre + features[:, self._kept] @ free + smooth
+        prediction: Floats = self._centre + features[:, self._kept] @ solved.free + smooth
         return prediction
 
     def curvature(self, variances: Variances, solved: Solved, columns: NDArray[np.bool_]) -> Floats:
@@ -198,26 +203,34 @@ class HermiteRegression:
 
         ``workspace`` (n, n) is memory that is overwritten.
         """
-        factor = self._factor(variances, workspace)
-        whitened = scipy.linalg.solve_triangular(
-            factor, np.column_stack([self._features, self.points.h]), lower=True, check_finite=False
-        )
-        Q, R = np.linalg.qr(whitened[:, :-1])
-        rest = whitened[:, -1] - Q @ (Q.T @ whitened[:, -1])
-        back = scipy.linalg.solve_triangular(
-            factor, np.column_stack([Q, rest]), lower=True, trans=1, check_finite=False
-        )
-        return Solved(factor, R, back[:, :-1], back[:, -1])
+        n = len(self.points.h)
+        factor = self._factor(variances, np.empty((n, n)) if workspace is None else workspace)
+        whitened = _whiten(factor, self._known)
+        Q, R = _qr(whitened[:, :-1])
+        along = Q.T @ whitened[:, -1]
+        return Solved(factor, Q, R, along, whitened[:, -1] - Q @ along)
 
-    def _factor(self, variances: Variances, workspace: Floats | None) -> Floats:
-        """Lower Cholesky factor of the covariance, in the workspace if there is one.
+    def _solved(self, variances: Variances) -> Solved:
+        """The same, in memory that is used again; the two best so far are kept.
+
+        The best variances of a search are then factored once.
+        """
+        if variances not in self._factored:
+            n, memory = len(self.points.h), None
+            if len(self._factored) == _KEPT:
+                worst = max(self._factored, key=lambda tried: self._misfits.get(tried, -math.inf))
+                _, memory = self._factored.pop(worst)
+            memory = np.empty((n, n)) if memory is None else memory
+            self._factored[variances] = self.solve(variances, memory), memory
+        return self._factored[variances][0]
+
+    def _factor(self, variances: Variances, workspace: Floats) -> Floats:
+        """Lower Cholesky factor of the covariance, in the workspace.
 
         The entries above the diagonal are not part of it and not zero.
         """
-        workspace = self._workspace() if workspace is None else workspace
         for nugget in self._rules.nuggets:
-            for at, block in self._triangle:
-                block.mix(variances.quadratic, variances.omega, out=workspace[at : at + _ROWS, at:])
+            self._covariance.write(variances.quadratic, variances.omega, out=workspace)
             diagonal = np.einsum("ii->i", workspace)
             diagonal += variances.noise * self.points.growth
             diagonal *= 1 + nugget
@@ -227,46 +240,61 @@ class HermiteRegression:
                 break
         return factor
 
-    def _workspace(self) -> Floats:
-        n = len(self.points.h)
-        return np.empty((n, n))
-
-    def _misfit(self, variances: Variances, workspace: Floats) -> float:
+    def _misfit(self, variances: Variances) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
-        left_out = leave_pairs_out(self.solve(variances, workspace), self.points.pair)
-        scale = self.scale(left_out, variances)
-        return float(left_out.log_det + len(self.points.pair) * np.log(scale) + left_out.square / scale)
+        if variances not in self._misfits:
+            predicted = _predicted(self._solved(variances), self._pairing)
+            self._misfits[variances] = self._deviance(predicted.square, predicted.log_det, variances)
+        return self._misfits[variances]
 
-    def _badness(self, x: Floats, workspace: Floats) -> float:
+    def _deviance(self, square: float, log_det: float, variances: Variances) -> float:
+        scale = self._scale(square, variances)
+        return log_det + self._pairing.m * math.log(scale) + square / scale
+
+    def _badness(self, x: Logarithms) -> float:
         """What a search minimises: misfit, plus minus twice a weak log prior of the logarithms."""
-        return self._misfit(_variances(x), workspace) + float(
-            np.sum(((x - np.log(self._rules.centre)) / self._rules.width) ** 2)
+        prior = zip(x, self._rules.centre, self._rules.width, strict=True)
+        return self._misfit(_variances(x)) + sum(((a - math.log(centre)) / width) ** 2 for a, centre, width in prior)
+
+    def _logarithms(self, variances: tuple[float, float, float]) -> Logarithms:
+        """Logarithms of the variances, moved to within the bounds."""
+        omega, quadratic, noise = (
+            min(max(math.log(x), low), high) for x, (low, high) in zip(variances, self._bounds, strict=True)
         )
+        return omega, quadratic, noise
 
     def scale(self, left_out: LeftOut, variances: Variances) -> float:
         """Variance of degrees three and four, from the errors; noise is at least the floor."""
-        return max(left_out.square / len(self.points.pair), self.points.floor / variances.noise)
+        return self._scale(left_out.square, variances)
+
+    def _scale(self, square: float, variances: Variances) -> float:
+        return max(square / self._pairing.m, self.points.floor / variances.noise)
 
 
 class _Tries:
     """The best of a limited number of tries."""
 
-    def __init__(self, badness: Callable[[Floats], float], starts: list[Floats], most: int, improvement: float) -> None:
+    def __init__(
+        self, badness: Callable[[Logarithms], float], starts: list[Logarithms], most: int, improvement: float
+    ) -> None:
         self._improvement = improvement
         self._badness, values = badness, [badness(x) for x in starts]
-        self.x, self.best, self.left = starts[int(np.argmin(values))], min(values), most - len(values)
+        self.best = min(values)
+        self.x, self.left = starts[values.index(self.best)], most - len(values)
 
-    def walk(self, bounds: Floats, i: int, stride: float, leap: bool) -> bool:
+    def walk(self, bounds: list[tuple[float, ...]], i: int, stride: float, leap: bool) -> bool:
         """Search along one axis while the value improves; return whether it did.
 
         Each stride is twice the one before. Without ``leap`` there is only one.
         """
         start = self.best
+        low, high = bounds[i]
         while self.left > 0:
-            x = self.x.copy()
-            x[i] = np.clip(x[i] + stride, *bounds[i])
-            if x[i] == self.x[i]:
+            moved = min(max(self.x[i] + stride, low), high)
+            if moved == self.x[i]:
                 break
+            omega, quadratic, noise = (moved if j == i else value for j, value in enumerate(self.x))
+            x = omega, quadratic, noise
             value, self.left, stride = self._badness(x), self.left - 1, 2 * stride
             if not value < self.best - self._improvement:
                 break
@@ -276,13 +304,25 @@ class _Tries:
         return self.best < start
 
 
-class Solved(NamedTuple):
-    """A factored regression."""
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """A factored regression. Whitened vectors are multiplied by the inverse of the factor."""
 
     factor: Floats  # (n, n) lower Cholesky factor of the covariance V, up to scale
-    R: Floats  # (k, k) of the QR decomposition of the whitened free features
-    H: Floats  # (n, k): P = V^-1 - H H' projects the free features out
-    alpha: Floats  # (n,) P h
+    Q: Floats  # (n, k) orthonormal basis of the whitened free features
+    R: Floats  # (k, k) upper triangle: the whitened features in this basis
+    along: Floats  # (k,) part of the whitened residuals in this basis ...
+    rest: Floats  # (n,) ... and the rest of them
+
+    @cached_property
+    def free(self) -> Floats:
+        """Coefficients of the free features (k,)."""
+        return np.asarray(scipy.linalg.lapack.dtrtrs(self.R, self.along)[0]).ravel()
+
+    @cached_property
+    def alpha(self) -> Floats:
+        """The residuals, with the free features projected out, over the covariance (n,)."""
+        return np.asarray(scipy.linalg.blas.dtrsv(self.factor, self.rest, lower=1, trans=1))
 
 
 class LeftOut(NamedTuple):
@@ -295,37 +335,68 @@ class LeftOut(NamedTuple):
     log_det: float  # log determinant of those variances
 
 
+class _Pairing(NamedTuple):
+    """Which of the left-out points are mirror images of each other."""
+
+    m: int  # number of points
+    first: NDArray[np.int64] | slice  # (pairs,) first point of each pair
+    second: NDArray[np.int64] | slice  # (pairs,) second point, or another if there is none
+    both: NDArray[np.bool_] | None  # (pairs,) whether there is a second point; None if all have one
+
+    @classmethod
+    def of(cls, pair: NDArray[np.int64]) -> _Pairing:
+        m = len(pair)
+        first = np.flatnonzero(np.r_[True, pair[1:] != pair[:-1]])
+        if m == 2 * len(first) and np.array_equal(pair[::2], pair[1::2]):
+            return cls(m, slice(0, m, 2), slice(1, m, 2), None)
+        second = np.minimum(first + 1, m - 1)
+        return cls(m, first, second, (second > first) & (pair[second] == pair[first]))
+
+
+class _Predicted(NamedTuple):
+    """Errors of the two points of each pair, predicted without it, and their joint density."""
+
+    first: Floats  # (pairs,)
+    second: Floats  # (pairs,) zero if there is no second point
+    square: float
+    log_det: float
+
+
 def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     """Predict each of the last mirror pairs from all other points.
 
     With S the two rows of a pair, its residual is ``P_SS^-1 alpha_S``, with variance ``P_SS^-1``. A
     point whose mirror image failed is left out alone.
     """
-    m = len(pair)
-    inverse = scipy.linalg.solve_triangular(solved.factor[-m:, -m:], np.eye(m), lower=True, check_finite=False)
-    H, alpha = solved.H[-m:], solved.alpha[-m:]
-    full = np.sum(inverse**2, axis=0)
-    diagonal = np.maximum(full - np.sum(H**2, axis=1), _CANCELLED * full + _TINY)
-    first = np.flatnonzero(np.r_[True, pair[1:] != pair[:-1]])
-    second = np.minimum(first + 1, m - 1)
-    both = (second > first) & (pair[second] == pair[first])
-    p1, a1 = diagonal[first], alpha[first]
-    p2, a2 = np.where(both, diagonal[second], 1.0), np.where(both, alpha[second], 0.0)
-    cross = np.sum(inverse[:, first] * inverse[:, second], axis=0) - np.sum(H[first] * H[second], axis=1)
-    off = np.where(both, cross, 0.0)
-    det = np.maximum(p1 * p2 - off**2, _CANCELLED * p1 * p2)
+    return _left_out(solved, _Pairing.of(pair))
+
+
+def _left_out(solved: Solved, pairing: _Pairing) -> LeftOut:
+    e1, e2, square, log_det = _predicted(solved, pairing)
+    even, odd = 0.5 * (e1 + e2), 0.5 * (e1 - e2)
+    if pairing.both is not None:
+        even, odd = (np.where(pairing.both, part, e1 / math.sqrt(2)) for part in (even, odd))
+    residuals = np.empty(pairing.m)
+    residuals[pairing.second] = e2
+    residuals[pairing.first] = e1  # after the second ones, of which some may not exist
+    return LeftOut(residuals, float(even @ even) / len(e1), float(odd @ odd) / len(e1), square, log_det)
+
+
+def _predicted(solved: Solved, pairing: _Pairing) -> _Predicted:
+    m, first, second, both = pairing
+    # The last rows of P = V^-1 - H H' and of alpha depend only on the last block of the factor.
+    inverse = _whiten(solved.factor[-m:, -m:], np.eye(m))
+    H, alpha = inverse.T @ solved.Q[-m:], solved.rest[-m:] @ inverse
+    full = np.einsum("ij,ij->j", inverse, inverse)
+    diagonal = np.maximum(full - np.einsum("ij,ij->i", H, H), _CANCELLED * full + _TINY)
+    p1, p2, a1, a2 = diagonal[first], diagonal[second], alpha[first], alpha[second]
+    off = np.einsum("ij,ij->j", inverse[:, first], inverse[:, second]) - np.einsum("ij,ij->i", H[first], H[second])
+    if both is not None:
+        p2, a2, off = np.where(both, p2, 1.0), np.where(both, a2, 0.0), np.where(both, off, 0.0)
+    product = p1 * p2
+    det = np.maximum(product - off * off, _CANCELLED * product)
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
-    even = np.where(both, 0.5 * (e1 + e2), e1 / np.sqrt(2))
-    odd = np.where(both, 0.5 * (e1 - e2), e1 / np.sqrt(2))
-    residuals = np.empty(m)
-    residuals[second[both]], residuals[first] = e2[both], e1
-    return LeftOut(
-        residuals,
-        float(np.mean(even**2)),
-        float(np.mean(odd**2)),
-        float(a1 @ e1 + a2 @ e2),
-        -float(np.sum(np.log(det))),
-    )
+    return _Predicted(e1, e2, float(a1 @ e1 + a2 @ e2), -float(np.log(det).sum()))
 
 
 def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) -> float:
@@ -334,23 +405,57 @@ def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) 
     It is the trace of I - one F'PF, with ``one`` the prior variance of a coefficient and F the
     quadratic features that the family has. The squared radius has no prior and is left out. The
     trace is the sum of u'u - one (Fu)'P(Fu) over an orthonormal basis u. If the basis is large, the
-    mean over random signs estimates it. The relative error is at most about a seventh, when all but
-    one coefficient are known.
+    mean over random combinations estimates it.
     """
-    d = z.shape[1]
-    rows, columns = np.nonzero(np.tril(family.restrict(np.ones((d, d)))))
-    p, on_diagonal = len(rows), rows == columns
-    u = np.eye(p) if p <= _SIGNS else np.random.default_rng(0).choice([-1.0, 1.0], (_SIGNS, p)) / np.sqrt(_SIGNS)
-    u[:, on_diagonal] -= u[:, on_diagonal].mean(axis=1, keepdims=True)
-    forms = np.zeros((len(u), d, d))
-    forms[:, rows, columns] = u * np.where(on_diagonal, np.sqrt(0.5), 1.0)
-    features = np.stack([np.sum(z @ form * z, axis=1) for form in forms], axis=1)
-    whitened = scipy.linalg.solve_triangular(solved.factor, features, lower=True, check_finite=False)
-    return float(np.sum(u**2) - one * (np.sum(whitened**2) - np.sum((solved.H.T @ features) ** 2)))
+    total, features = _combined(z, np.tril(family.restrict(np.ones((z.shape[1], z.shape[1])))))
+    whitened = _whiten(solved.factor, features)
+    along = solved.Q.T @ whitened
+    return total - one * float(np.vdot(whitened, whitened) - np.vdot(along, along))
 
 
-def _variances(x: Floats) -> Variances:
-    return Variances(*(float(value) for value in np.exp(x)))
+def _combined(z: Floats, pattern: Floats) -> tuple[float, Floats]:
+    """Combinations Fu of the quadratic features at z (n, d), and the sum of u'u over all of them.
+
+    ``pattern`` (d, d) is lower triangular, not zero where the family has a coefficient. With few
+    coefficients, the combinations are an orthonormal basis. Otherwise they are random: that of
+    ``z_i z_j`` is the product of two random signs, and so all are uncorrelated. The sum over a pair
+    of coordinates is then a square of one over coordinates, which takes d operations, not d^2.
+    """
+    rows, columns = np.nonzero(pattern)
+    is_square, d = rows == columns, z.shape[1]
+    if len(rows) <= _SIGNS:
+        u = np.eye(len(rows))
+        u[:, is_square] -= u[:, is_square].mean(axis=1, keepdims=True)
+        values = z[:, rows] * z[:, columns] * np.where(is_square, math.sqrt(0.5), 1.0)
+        return float(np.sum(u**2)), values @ u.T
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], (2, _SIGNS, d)) / _SIGNS**0.25
+    squares = signs[1] / _SIGNS**0.25
+    squares -= squares.mean(axis=1, keepdims=True)
+    crossed = np.tril(pattern != 0, -1)
+    if np.sum(crossed) == d * (d - 1) // 2:
+        products = 0.5 * ((z @ signs[0].T) ** 2 - np.sum(z**2, axis=1, keepdims=True) / math.sqrt(_SIGNS))
+    else:
+        products = np.stack([np.sum((z * r) @ crossed * (z * r), axis=1) for r in signs[0]], axis=1)
+    total = float(np.sum(crossed)) + float(np.sum(squares**2))
+    return total, products + math.sqrt(0.5) * (z**2 @ squares.T)
+
+
+def _whiten(factor: Floats, columns: Floats) -> Floats:
+    """Multiply columns (n, k) by the inverse of a lower triangular factor."""
+    return np.asarray(scipy.linalg.blas.dtrsm(1.0, factor, columns, lower=1))
+
+
+def _qr(columns: Floats) -> tuple[Floats, Floats]:
+    """The QR decomposition of columns (n, k), n >= k, without the checks of NumPy."""
+    k = columns.shape[1]
+    packed, tau, _, _ = scipy.linalg.lapack.dgeqrf(columns, lwork=_LAPACK_BLOCK * k)
+    R = packed[:k].copy(order="F")  # the entries below its diagonal are never read
+    Q, _, _ = scipy.linalg.lapack.dorgqr(packed, tau, lwork=_LAPACK_BLOCK * k, overwrite_a=1)
+    return Q, R
+
+
+def _variances(x: Logarithms) -> Variances:
+    return Variances(math.exp(x[0]), math.exp(x[1]), math.exp(x[2]))
 
 
 def _independent(features: Floats) -> NDArray[np.int64]:

@@ -1,0 +1,171 @@
+"""Symmetries: proposed by the prior, confirmed by the function, and used for copies of modes."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+from scipy.integrate import quad
+
+import qbvi
+from qbvi.free.rules import FreeRules
+from qbvi.free.search import Search, SearchState
+from qbvi.free.symmetry import Group, Symmetry, is_equal, proposed
+from qbvi.model import Model
+
+NORMAL, POSITIVE, SHARE = qbvi.Normal(0, 5), qbvi.HalfNormal(1), qbvi.Uniform(0, 1)
+
+
+def names(prior):
+    return [symmetry.name for symmetry in proposed(Model(prior))]
+
+
+def test_components_with_equal_priors_are_exchanged_together():
+    vectors = {"mu": qbvi.Normal(1, 5, shape=2), "sd": qbvi.HalfNormal(1, shape=2), "rate": qbvi.Gamma(2, 1)}
+    assert names(vectors) == ["mu[0] and mu[1], sd[0] and sd[1] are exchanged"]
+    numbered = {"mu1": qbvi.Normal(1, 5), "sd_1": POSITIVE, "mu2": qbvi.Normal(1, 5), "sd_2": POSITIVE}
+    assert names(numbered) == ["mu1 and mu2, sd_1 and sd_2 are exchanged"]
+    # Plain names of the same prior are of one kind, as the probabilities to leave each of two states.
+    assert names({"mu": qbvi.Normal(1, 5, shape=2), "leave": POSITIVE, "enter": POSITIVE}) == [
+        "mu[0] and mu[1], leave and enter are exchanged"
+    ]
+
+
+def test_the_weight_of_one_of_two_components_changes_sides_with_them():
+    mixture = {"mu": qbvi.Normal(1, 5, shape=2), "weight": SHARE}
+    assert names(mixture) == [
+        "mu[0] and mu[1] are exchanged",
+        "mu[0] and mu[1] are exchanged, and the sides of weight",
+    ]
+
+
+def test_three_components_have_three_exchanges_and_more_have_none():
+    assert len(names(qbvi.Normal(1, 5, shape=3))) == 3
+    assert names(qbvi.Normal(1, 5, shape=4)) == []
+
+
+def test_entries_with_different_priors_are_not_exchanged():
+    assert names(qbvi.Normal(np.array([1.0, 2.0]), 5)) == []
+    assert names([(0.0, 5.0), (0.0, 5.0), (1.0, 2.0)])[:1] == ["theta[0] and theta[1] are exchanged"]
+
+
+def test_signs_change_where_the_prior_is_symmetric_about_zero():
+    assert names({"x": NORMAL}) == ["x changes sign"]
+    assert names({"x": NORMAL, "scale": POSITIVE, "share": SHARE}) == ["x changes sign"]
+    assert names({"x": NORMAL, "y": qbvi.Uniform(-2, 2)}) == ["x, y change sign", "x changes sign", "y changes sign"]
+    assert names(qbvi.Normal(0, 1, shape=8))[-1].endswith("theta[7] change sign")
+
+
+def test_simplices_and_angles_stay_as_they_are():
+    prior = {"mu": qbvi.Normal(1, 5, shape=2), "share": qbvi.Dirichlet(np.ones(3)), "phase": qbvi.Uniform(0, 1)}
+    assert names(prior)[0] == "mu[0] and mu[1] are exchanged"
+
+
+def test_exchanges_of_three_generate_all_six_orders():
+    group = Group.of(3, proposed(Model(qbvi.Normal(1, 5, shape=3))))
+    images = group.images(np.array([[1.0, 2.0, 3.0]]))
+    assert len(group) == 6
+    assert {tuple(sorted(image)) for image in images.tolist()} == {(1.0, 2.0, 3.0)}
+    assert len({tuple(image) for image in images.tolist()}) == 6
+
+
+def test_all_images_of_a_point_have_the_same_canonical_one(rng):
+    group = Group.of(3, [Symmetry((1, 0, 2), (1, 1, 1), ""), Symmetry((0, 1, 2), (1, 1, -1), "")])
+    u = rng.standard_normal((5, 3))
+    canonical = group.canonical(group.images(u)).reshape(5, 4, 3)
+    assert_allclose(canonical, np.repeat(canonical[:, :1], 4, axis=1))
+
+
+def test_one_map_after_another(rng):
+    first, second = Symmetry((1, 2, 0), (1, -1, 1), ""), Symmetry((0, 2, 1), (-1, 1, 1), "")
+    u = rng.standard_normal((4, 3))
+    assert_allclose(first.then(second)(u), second(first(u)))
+
+
+def test_the_covariance_of_an_image(rng):
+    image, u = Symmetry((2, 0, 1), (1, -1, 1), ""), rng.standard_normal((50, 3)) @ rng.standard_normal((3, 3))
+    assert_allclose(image.of_covariance(np.cov(u.T)), np.cov(image(u).T))
+
+
+def test_only_equal_values_confirm():
+    assert is_equal(-1000.0, -1000.0 * (1 + 1e-12))
+    assert not is_equal(-1000.0, -1000.001)
+    assert not is_equal(-1000.0, -np.inf)
+
+
+def test_a_square_has_two_roots_of_equal_mass():
+    def loglike(x):
+        return -0.5 * ((x**2 - 4) / 0.3) ** 2
+
+    fit = qbvi.fit(lambda x: float(loglike(x["x"])), {"x": qbvi.Normal(0, 3)}, seed=1)
+    truth = np.log(quad(lambda x: np.exp(loglike(x)) * stats.norm.pdf(x, 0, 3), -4, 4, points=[-2, 2])[0])
+    assert fit.converged
+    assert abs(fit.evidence - truth) < 0.05
+    assert abs(fit.mean["x"]) < 0.1
+    assert len(fit.starts) == 2
+    assert "x changes sign" in str(fit.record.notes)
+
+
+def two_labels(x, more=0.0):
+    """A posterior with two labels that may be exchanged, unless the first order has ``more``."""
+    one, other = (-0.5 * np.sum(((order - [3.0, -2.0]) / [0.5, 0.8]) ** 2) for order in (x, x[::-1]))
+    return np.logaddexp(one + more, other) - np.log(2 * np.pi * 0.5 * 0.8)
+
+
+def test_labels_are_exchanged_and_the_second_mode_costs_nothing():
+    prior = qbvi.Uniform(-20, 20, shape=2)
+    fit = qbvi.fit(two_labels, prior, seed=1)
+    other = qbvi.fit(lambda x: two_labels(x, 1e-3), prior, seed=1)
+    assert fit.converged
+    assert other.converged
+    # The integral of the likelihood is two, and the prior density 1 / 40 for each coordinate.
+    assert_allclose([fit.evidence, other.evidence], np.log(2 / 1600), atol=0.05)
+    assert [start.n_evals for start in fit.starts].count(0) == 1
+    assert fit.n_evals < other.n_evals
+    # What is not exact is no symmetry, however near.
+    assert not other.record.notes
+
+
+def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
+    prior, file, calls = qbvi.Uniform(-20, 20, shape=2), tmp_path / "fit.qbvi", []
+
+    def loglike(x):
+        calls.append(x)
+        if len(calls) == 70:
+            raise KeyboardInterrupt
+        return two_labels(x)
+
+    whole = qbvi.fit(two_labels, prior, seed=2)
+    qbvi.fit(loglike, prior, seed=2, checkpoint=file)
+    resumed = qbvi.fit(loglike, prior, seed=2, checkpoint=file, on_mismatch="keep")  # `calls` has changed
+    assert 70 < len(calls) <= whole.n_evals + 1
+    assert resumed.evidence == whole.evidence
+    assert resumed.record.notes == whole.record.notes
+
+
+def test_a_symmetry_stays_when_later_points_test_none():
+    search = Search(qbvi.Regression(), None, FreeRules(), symmetries=proposed(Model(qbvi.Normal(1, 5, shape=2))))
+    state = SearchState(None, None, (), np.empty((0, 2)), 0, 0, False, symmetries=(0,))
+    assert search._judged_symmetries(state, np.array([-3.0])).symmetries == (0,)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(3))
+def test_the_states_of_a_hidden_markov_model_have_both_orders(seed):
+    rng = np.random.default_rng(seed)
+    states = (np.sin(np.arange(80) / 5) > 0).astype(int)
+    y = rng.normal(np.array([-1.5, 1.5])[states], 0.6)
+
+    def loglike(x):
+        stay = np.array([[1 - x["leave"], x["leave"]], [x["enter"], 1 - x["enter"]]])
+        p = stats.norm.pdf(y[:, None], x["mu"], x["sd"]) + 1e-300
+        alpha, total = p[0] / 2, 0.0
+        for row in p[1:]:
+            total += np.log(alpha.sum())
+            alpha = alpha / alpha.sum() @ stay * row
+        return total + np.log(alpha.sum())
+
+    prior = {"mu": qbvi.Normal(0, 5, shape=2), "sd": qbvi.HalfNormal(2, shape=2), "leave": SHARE, "enter": SHARE}
+    fit = qbvi.fit(loglike, prior, seed=seed)
+    first = np.asarray(fit.sample(2000, seed=1)["mu"])
+    # Half of the draws have either order; the standard error of a share is 0.011.
+    assert abs(np.mean(first[:, 0] < first[:, 1]) - 0.5) < 0.05
