@@ -2,25 +2,25 @@ r"""Regression for Gaussians of low rank plus a diagonal: evaluations grow like 
 
 Each iteration
 
-1. draws points from q and evaluates the function there,
-2. regresses the residuals of all remembered points on quadratics of low rank plus a diagonal
-   (`few_directions`), which gives the natural gradient b and C in whitened coordinates,
-3. goes along the natural gradient, :math:`P = I - \beta C` with :math:`\beta \le 1`, as far as the
-   trust region allows, and then to the nearest member of the family (`qbvi.families.low_rank`).
+1. evaluates stars of points drawn from q (`stars`), and some draws beside them for the bound,
+2. fits a quadratic surrogate of low rank plus a diagonal to the slopes of all stars so far,
+3. goes towards the maximum of the bound under this surrogate, as far as the trust region allows,
+   and then to the nearest member of the family (`qbvi.families.low_rank`).
 
-Draws are not mirrored, unlike those of the other methods: the directions have r + 1 times as many
-coefficients as the mean, and the two points of a mirror pair tell the same about them.
+With g and T the surrogate's gradient at the mean and its Hessian, a step of share beta has
 
-A remembered point has a weight: the density of q there, relative to the q it came from, to the
-power tau. With tau = 1 these are importance weights. In many dimensions they vanish after one step,
-so tau is the largest power by which the points are worth as many draws as the regression needs.
-Near the end the q hardly move, and tau is one.
+.. math:: P_{new} = (1 - \beta) P - \beta T, \qquad \mu_{new} = \mu + \beta P_{new}^{-1} g.
 
-The rank that is used follows from the data. A direction of precision m, relative to the scales,
-gains :math:`(m - 1 - \log m) / 2` nats. Its d coefficients lose nats by their errors. The
-eigenvalues of a symmetric matrix of pure noise, with standard error v in each entry, reach
-:math:`2 v \sqrt{d}`, and such a direction seems to gain :math:`d v^2` nats. A direction that gains
-less is left out, and so is one that gains less than a share of the tolerance.
+That is the natural gradient, with Newton's step for the mean.
+
+A star has a weight: the density of q at its base, relative to the q it came from, to the power tau.
+With tau = 1 these are importance weights. In many dimensions they vanish after one step, so tau is
+the largest power by which the stars are worth as many as the regression needs.
+
+The rank that is used follows from the data. With a standard error v in each entry, the eigenvalues
+of a symmetric matrix of pure noise reach :math:`2 v \sqrt{d}`, and such a direction seems to gain
+:math:`d v^2` nats. A direction that gains less is left out, and so is one that gains less than a
+share of the tolerance.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from qbvi.arrays import Array, array_namespace, device, repeat, to_numpy
 from qbvi.families.base import Family
 from qbvi.families.low_rank import Form, LowRankGaussian, Spikes, nearest, worth
 from qbvi.protocol import Algorithm, Info, Values
-from qbvi.regression.few_directions import Directions, Sample, Solution, bounded_precision, in_scales, regress
-from qbvi.regression.hermite import tail_variance
 from qbvi.regression.rules import LastStep, Rules, secant_share
+from qbvi.regression.stars import Effort, Stars, Surrogate, observed, regress, star_points
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["LowRankRegression", "LowRankRules"]
@@ -48,59 +47,61 @@ __all__ = ["LowRankRegression", "LowRankRules"]
 class LowRankRules:
     """Numbers that only `qbvi.LowRankRegression` uses."""
 
-    # Ridges to choose from, relative to the effective sample size.
-    ridges: tuple[float, ...] = tuple(10.0**e for e in range(-8, 2))
-    extra: int = 2  # directions of the regression beyond the rank
-    krylov: int = 20  # dimensions of the Krylov space
-    turns: int = 2  # regressions of one iteration, with better and better directions
-    held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
-    draws: int = 6  # draws of one iteration for each coordinate ...
-    fewest_draws: int = 256  # ... at least ...
-    most_draws: int = 8192  # ... and at most
-    # Draws that are remembered for each coefficient: so many, within 40 MB, but at least the next
-    # number, within 640 MB. With the first, the errors of the regression cost a tenth of the nats
-    # that the family leaves out.
-    remembered: int = 32
-    usual_numbers: float = 5e6
-    least_remembered: int = 6
-    most_numbers: float = 8e7
+    draws: int = 256  # about so many points of one iteration are stars, and at least one star
+    beside: int = 64  # fewest draws beside the stars, ...
+    beside_share: int = 8  # ... and one for so many coordinates
+    fewest_beside: int = 8  # if the user gives the number of draws
+    # Directions of the surrogate beyond the rank. Those that are left out are noise to the others,
+    # so there are more of them where they cost little: so many numbers, within these bounds.
+    extra_numbers: int = 2000
+    fewest_extra: int = 2
+    spare: int = 2  # of all directions, those that start from the residuals at each iteration
+    support: float = 2.0  # stars for each row of coefficients that a regression needs at least
+    turns: int = 6  # of Levenberg and Marquardt in one iteration ...
+    products: int = 30  # ... and conjugate gradients in a turn
+    held_out: int = 4  # of the newest slopes, one of so many measures the error instead
+    # Stars that are remembered for each row of coefficients: so many, within 32 MB, but at least
+    # the next number.
+    remembered: int = 64
+    usual_numbers: float = 1e6
+    least_remembered: int = 8
     left_out: float = 0.1  # share of the nats left out by the family, to which a gap need not be known ...
-    most_nats: float = 0.25  # ... but never more nats than this
-    # Share of the variance of all quadratic terms that may be unexplained. With more, and fewer
-    # draws for each coefficient than `supporting`, q waits for more draws.
-    unclear: float = 1e-3
-    # A step multiplies a precision by at least so many standard errors of an eigenvalue of C, but
+    most_nats: float = 0.1  # ... but never more nats than this
+    # Share of the variance of the slopes that may be unexplained. With more, and fewer stars for
+    # each row of coefficients than `supporting`, q waits for more stars.
+    unclear: float = 1e-5
+    supporting: float = 2.5
+    quadratic: float = 1e-2  # share of the newest slopes' variance that the last surrogate may miss
+    enough: float = 4.0  # effective stars for each row of coefficients, below which weights are flattened
+    # Steps from tau = 1 down to 2 / d. With the last, the weight of a narrow star is the square of
+    # its size relative to q, which is how much it says about the curvature there.
+    powers: int = 16
+    negligible: float = 1e-4  # weight of a star that need not take part
+    # A step multiplies a precision by at least so many standard errors of an eigenvalue of T, but
     # this limit is never more than this: in many dimensions errors add up.
     most_precision: float = 0.5
     quiet: float = 0.1  # nats that errors will cost after a step, relative to its gain
-    negligible: float = 1e-4  # weight of a draw that need not take part
-    supporting: float = 2.5  # effective draws for each coefficient that a regression needs
-    enough: float = 4.0  # effective draws for each coefficient, below which weights are flattened
-    powers: tuple[float, ...] = tuple(2.0**-i for i in range(16))  # tau, largest first
     least_share: float = 0.5  # of the tolerance: a direction that gains less is left out
-    omega: float = 0.3  # variance of degree four, relative to degree three, in the residual
-    most_judged: int = 1024  # most draws for the estimate of the gap, which costs their square
-    gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
     halvings: int = 16  # of the bisection for the longest step, on the log scale
     sweeps: int = 3  # alternations of directions and scales on the way to the nearest member
-    fewest_points: int = 2  # finite values per coordinate below which the start is rescaled
+    doubt: float = 4.0  # factor of the predicted gap each time that fresh draws contradict it
+    fewest_points: int = 2  # finite stars below which the start is rescaled
     evals_per_fresh: int = 10  # evaluations for each fresh draw at the end
-    iterations: int = 100  # after which a fit that has not converged ends
+    iterations: int = 200  # after which a fit that has not converged ends
+    window: int = 5  # bounds that are averaged: each is from few draws
 
 
 class LowRankState(NamedTuple):
-    """The current q, and the draws that are remembered, oldest first."""
+    """The current q, the stars that are remembered, and their surrogate."""
 
     q: Array
     t: Array  # () number of steps made
-    theta: Array  # (n, d)
-    log_joint: Array  # (n,) minus infinity where the function failed, and in rows not yet filled
-    own: Array  # (n,) log density of each draw under the q it came from
-    noise: Array  # (n,) noise variance that the function returned; zero if it returns none
+    stars: Stars  # oldest first
+    surrogate: Surrogate
     radius: Array  # () bound on KL(new || old)
     last_step: LastStep
-    known: Array  # (d, p) directions of the last regression, as linear functions of theta
     left_out: Array  # () nats between q and the posterior that no member of the family could have
+    doubt: Array  # () factor of the predicted gap
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,11 @@ class LowRankRegression(Algorithm):
     tol
         Stop when fewer nats than this are predicted to be missing to the best member.
     n_samples
-        Draws of one iteration. The default is a power of two near four for each coordinate, at
-        least 256 and at most 8,192.
+        Draws of one iteration, at least d + 9. A star has d + 1 of them, and at least 8 are beside
+        the stars. The default is about 256 in stars, or one star if that is more, and 64 or d / 8
+        beside them.
     n_remembered
-        Draws that take part in a step. The default is four for each coefficient, within limits.
+        Draws in stars that take part in a step. The default depends on d and the rank.
     initial_scale
         Standard deviations of the start, relative to those of the prior.
     n_fresh
@@ -162,13 +164,6 @@ class LowRankRegression(Algorithm):
         for name in ("n_samples", "n_remembered"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        least = 2 * self.low_rank_rules.held_out
-        if self.n_samples is not None and self.n_samples < least:
-            msg = f"`n_samples` must be at least {least}, as a quarter of the draws is held out, got {self.n_samples}"
-            raise ValueError(msg)
-        if self.n_remembered is not None and self.n_remembered < (self.n_samples or least):
-            msg = f"`n_remembered` must be at least `n_samples`, {self.n_samples or least}, got {self.n_remembered}"
-            raise ValueError(msg)
 
     @property
     def stop(self) -> tuple[Rule, ...]:
@@ -183,8 +178,8 @@ class LowRankRegression(Algorithm):
 
     @property
     def window(self) -> int:
-        """No smoothing: each bound is from many draws."""
-        return 1
+        """Each bound is from few draws, so some are averaged."""
+        return self.low_rank_rules.window
 
     @property
     def keep(self) -> str:
@@ -195,6 +190,11 @@ class LowRankRegression(Algorithm):
     def is_array_api(self) -> bool:
         """It runs on every array library."""
         return True
+
+    @property
+    def for_independent_draws(self) -> Algorithm:
+        """Fresh draws are no stars. If they contradict a prediction, the next ones are larger."""
+        return _Doubting(**{name: getattr(self, name) for name in self.__dataclass_fields__})
 
     def fits(self, family: Family) -> bool:
         """Gaussians of low rank plus a diagonal only."""
@@ -212,65 +212,83 @@ class LowRankRegression(Algorithm):
         """A fraction of the prior's standard deviations."""
         return self.initial_scale * scale
 
+    def default_budget(self, d: int) -> int:
+        """Evaluations after which a fit that has not converged ends: 200 iterations."""
+        n_stars, n_beside = self._batch(d)
+        return self.low_rank_rules.iterations * (n_stars * (d + 1) + n_beside)
+
     def init(self, family: LowRankGaussian, q: Array) -> LowRankState:
         """State before the first iteration."""
-        xp = array_namespace(q)
+        xp, d = array_namespace(q), family.dim
         zero = xp.sum(xp.zeros_like(q))
-        theta = xp.zeros((self._memory(family), family.dim), dtype=q.dtype, device=device(q))
-        nothing = xp.zeros_like(theta[:, 0])
-        radius = zero + self.rules.trust_region.first_radius * family.dim
+        rows = xp.zeros((self._memory(family), d), dtype=q.dtype, device=device(q))
+        stars = Stars(rows, rows, rows, rows, rows[:, 0], rows[:, 0])
+        B = xp.eye(d, self._count(family), dtype=q.dtype, device=device(q))
+        nothing = Surrogate(rows[0, :], rows[0, :], Form(rows[0, :], B, 0 * B[0, :]), zero, zero)
+        radius = zero + self.rules.trust_region.first_radius * d
         last = LastStep(q, zero - math.inf, zero, zero, zero, zero > 1)
-        known = xp.zeros((family.dim, self._count(family)), dtype=q.dtype, device=device(q))
-        return LowRankState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, last, known, zero)
+        return LowRankState(q, zero, stars, nothing, radius, last, zero, zero + 1)
 
     def ask(self, family: LowRankGaussian, state: LowRankState, rng: Any) -> Array:
-        """Draw points from q."""
-        xp = array_namespace(state.q)
-        z = rng.standard_normal((self._draws(family), family.dim))
-        return family.transport(state.q, xp.asarray(z, dtype=state.q.dtype, device=device(state.q)))
+        """Draw points from q: those beside the stars, then the stars."""
+        xp, d = array_namespace(state.q), family.dim
+        n_stars, n_beside = self._batch(d)
+        normal = (rng.standard_normal((n, d)) for n in (n_beside, n_stars, n_stars))
+        beside, z, e = (xp.asarray(part, dtype=state.q.dtype, device=device(state.q)) for part in normal)
+        return xp.concat([family.transport(state.q, beside), star_points(family, state.q, z, e)])
 
     def tell(
         self, family: LowRankGaussian, eta: Array, state: LowRankState, theta: Array, values: Values
     ) -> tuple[LowRankState, Info]:
         """Make one iteration: remember the values, regress, and step."""
         xp = array_namespace(state.q)
-        fresh = judged(family, state.q, theta, values, self)
-        state = _remember(family, state, theta, values)
+        n_stars, n_beside = self._batch(family.dim)
+        fresh = judged(family, state.q, theta, values, n_stars + n_beside, self.rules.retreat.fewest_finite)
+        is_there = values.ok & xp.isfinite(values.log_joint)
+        y = xp.where(is_there, values.log_joint, xp.zeros_like(values.log_joint) - math.inf)
+        new = observed(family, state.q, theta[n_beside:, :], y[n_beside:])
+        parts = zip(state.stars, new, strict=True)
+        state = state._replace(stars=Stars(*(xp.concat([old, add])[n_stars:, ...] for old, add in parts)))
         base, radius = self._trusted(state, fresh)
-        answer = self._regress(family, base.q, state, theta.shape[0])
+        answer = self._regress(family, base.q, state, new)
         step, repeated = self._step(family, answer, radius, base.q, state.last_step.q)
         step = self._patient(family, answer, step, base.q)
         gap = self._predicted_gap(family, answer, step, fresh, self.rules.gap.still_to_come(step.kl, repeated))
         # The first batch alone is not enough to stop.
-        gap = xp.where(xp.isfinite(state.last_step.bound), gap, xp.zeros_like(gap) + math.inf)
+        gap = xp.where(xp.isfinite(state.last_step.bound), gap * state.doubt, xp.zeros_like(gap) + math.inf)
         last = LastStep(base.q, base.bound, base.bound_se, step.gain, step.kl, step.is_restricted)
-        norm = xp.linalg.vector_norm(answer.found.b)
+        norm = xp.linalg.vector_norm(answer.found.g)
         info = Info(fresh.bound, fresh.h, gap, norm, step.share, ~xp.isnan(state.t), fresh.is_dark)
         after = self._landed(family, state, fresh, step.q, base.q)
-        state = state._replace(radius=radius, last_step=last, known=answer.found.leading)
-        return state._replace(q=after, t=state.t + 1, left_out=0.5 * answer.found.unexplained), info
+        mu, spikes = family.open(base.q)
+        found = answer.found.scaled(0 * mu, 1 / spikes.s)._replace(centre=mu)
+        state = state._replace(q=after, t=state.t + 1, surrogate=found, radius=radius, last_step=last)
+        return state._replace(left_out=0.5 * answer.misfit(family.dim)), info
 
-    def default_budget(self, d: int) -> int:
-        """Evaluations after which a fit that has not converged ends: 100 iterations."""
-        return self.low_rank_rules.iterations * (self.n_samples or self._draws(LowRankGaussian(d, min(d, 20))))
-
-    def _draws(self, family: LowRankGaussian) -> int:
-        if self.n_samples is not None:
-            return self.n_samples
+    def _batch(self, d: int) -> tuple[int, int]:
+        """Stars of one iteration, and draws beside them."""
         rule = self.low_rank_rules
-        wanted = max(rule.fewest_draws, min(rule.draws * family.dim, rule.most_draws))
-        return int(2 ** round(math.log2(wanted)))
+        if self.n_samples is None:
+            return max(1, round(rule.draws / (d + 1))), max(rule.beside, d // rule.beside_share)
+        least = d + 1 + rule.fewest_beside
+        if self.n_samples < least:
+            msg = f"`n_samples` must be at least {least}, for {d} coordinates and the draws beside them, got {self.n_samples}"
+            raise ValueError(msg)
+        n_stars = (self.n_samples - rule.fewest_beside) // (d + 1)
+        return n_stars, self.n_samples - n_stars * (d + 1)
 
     def _count(self, family: LowRankGaussian) -> int:
-        """Directions of the regression."""
-        return min(family.rank + self.low_rank_rules.extra, family.dim)
+        """Directions of the surrogate."""
+        rule = self.low_rank_rules
+        return min(family.rank + max(rule.fewest_extra, rule.extra_numbers // family.dim), family.dim)
 
     def _memory(self, family: LowRankGaussian) -> int:
-        """Draws to remember: a whole number of batches."""
-        rule, n = self.low_rank_rules, self._draws(family)
-        k, d = _coefficients(family), family.dim
-        wanted = min(rule.remembered * k, max(rule.least_remembered * k, rule.usual_numbers / d))
-        return n * max(1, math.ceil((self.n_remembered or min(wanted, rule.most_numbers / d)) / n))
+        """Stars to remember."""
+        rule, d, rows = self.low_rank_rules, family.dim, 2 + self._count(family)
+        wanted = max(min(rule.remembered * rows, rule.usual_numbers / d), rule.least_remembered * rows)
+        if self.n_remembered is not None:
+            wanted = self.n_remembered / (d + 1)
+        return max(self._batch(d)[0], int(wanted))
 
     def _trusted(self, state: LowRankState, fresh: _Fresh) -> tuple[LastStep, Array]:
         """Accept or reject the last step: where the next step begins, and its radius."""
@@ -281,50 +299,52 @@ class LowRankRegression(Algorithm):
         here = last._replace(q=state.q, bound=fresh.bound, bound_se=fresh.se)
         return LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True))), radius
 
-    def _regress(self, family: LowRankGaussian, q: Array, state: LowRankState, n_new: int) -> _Answer:
-        """Regress the remembered residuals; if rounding spoils the result, make no step."""
+    def _regress(self, family: LowRankGaussian, q: Array, state: LowRankState, new: Stars) -> _Answer:
+        """Fit the surrogate in the units of q; if rounding spoils the result, keep the last one."""
         xp, rule = array_namespace(q), self.low_rank_rules
-        sample, n_effective = self._sample(family, q, state, n_new)
-        ridges = xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
-        count, spikes = self._count(family), family.open(q)[1]
-        m = min(rule.krylov, family.dim * (count + 2) + 1)
-        supported = n_effective / (rule.supporting * family.dim) - 2
-        known = spikes.power((state.known * spikes.s[:, None]).T, -0.5).T
-        found = regress(sample, spikes, ridges, Directions(count, m, rule.turns, supported, known))
-        is_sound = xp.isfinite(found.unexplained)
-        for part in (found.b, *found.C, found.leading):
-            is_sound = is_sound & xp.all(xp.isfinite(part))
-        parts = (found.b, *found.C, found.leading)
-        b, t, K, w, leading = (xp.where(is_sound, part, xp.zeros_like(part)) for part in parts)
-        leading = spikes.power(leading.T, 0.5).T / spikes.s[:, None]
-        unexplained = xp.where(is_sound, found.unexplained, xp.ones_like(n_effective) * math.inf)
-        return _Answer(Solution(b, Form(t, K, w), unexplained, found.ridge, leading), n_effective)
+        mu, spikes = family.open(q)
+        start = state.surrogate.scaled(mu, spikes.s)
+        is_quadratic = start.missed(new.scaled(mu, spikes.s), new.weight) < rule.quadratic
+        stars, n_effective = self._weighted(family, q, state.stars, is_quadratic)
+        (m, d), n_new = stars.base.shape, new.base.shape[0]
+        row, column = (xp.arange(k, device=device(q)) for k in (m, d))
+        is_held_out = (row >= m - n_new)[:, None] & ((row[:, None] + column) % rule.held_out == 0)
+        effort = Effort(n_effective / rule.support - 2, rule.spare, rule.turns, rule.products)
+        found = regress(stars.scaled(mu, spikes.s), is_held_out, start, effort)
+        numbers = (found.g, *found.T, found.unexplained, found.unclear)
+        is_sound = xp.all(xp.stack([xp.all(xp.isfinite(part)) for part in numbers]))
+        g, t, K, w = (
+            xp.where(is_sound, new, old)
+            for new, old in zip((found.g, *found.T), (start.g, *start.T), strict=True)
+        )
+        errors = (xp.where(is_sound, part, xp.ones_like(part)) for part in (found.unexplained, found.unclear))
+        return _Answer(Surrogate(found.centre, g, Form(t, K, w), *errors), n_effective, is_sound)
 
-    def _sample(self, family: LowRankGaussian, q: Array, state: LowRankState, n_new: int) -> tuple[Sample, Array]:
-        """The remembered draws with their weights for q, and the effective sample size."""
-        xp, rule, state = array_namespace(q), self.low_rank_rules, _filled(state)
-        z = family.whiten(q, state.theta)
-        squares = xp.sum(z**2, axis=1)
-        density = family.log_prob(q, family.mean(q)[None, :])[0] - 0.5 * squares
-        is_there = xp.isfinite(state.log_joint) & xp.isfinite(density)
-        zero = xp.zeros_like(density)
-        ratio = xp.where(is_there, xp.minimum(density - state.own, zero), zero - math.inf)
-        weights = xp.exp(xp.asarray(rule.powers, dtype=q.dtype, device=device(q))[:, None] * ratio)
+    def _weighted(self, family: LowRankGaussian, q: Array, stars: Stars, is_quadratic: Array) -> tuple[Stars, Array]:
+        """The stars with their weights for q, and how many they are worth.
+
+        Of a quadratic function, all stars say the same about the curvature, whatever their size.
+        """
+        xp, rule = array_namespace(q), self.low_rank_rules
+        count = xp.astype(stars.weight > 0, q.dtype)
+        share = xp.mean(count, axis=1)
+        zero = xp.zeros_like(share)
+        ratio = xp.minimum(family.log_prob(q, stars.base) - stars.own, zero)
+        ratio = xp.where((share > 0) & xp.isfinite(ratio), ratio, zero - math.inf)
+        flattest = min(1.0, 2 / family.dim)
+        powers = xp.asarray([flattest ** (i / (rule.powers - 1)) for i in range(rule.powers)], dtype=q.dtype, device=device(q))
+        weights = share * xp.exp(powers[:, None] * ratio)
         sums = xp.sum(weights, axis=1)
-        is_enough = sums >= xp.minimum(rule.enough * _coefficients(family) * xp.ones_like(sums), 0.999 * sums[-1])
+        wanted = rule.enough * (2 + family.rank)
+        is_enough = sums >= xp.minimum(wanted * xp.ones_like(sums), 0.999 * sums[-1])
         weight = xp.take(weights, xp.reshape(xp.argmax(xp.astype(is_enough, xp.int32)), (1,)), axis=0)[0, :]
-        n_effective = xp.maximum(xp.sum(weight), xp.ones_like(zero[0]))
-        h = xp.where(is_there, state.log_joint - density, zero)
-        # Subtracting a typical value keeps precision if the log-likelihood is large.
-        h = xp.where(is_there, h - xp.sum(weight * h) / n_effective, zero)
-        noise = xp.sum(weight * state.noise) / n_effective
-        growth = state.noise / xp.where(noise > 0, noise, xp.ones_like(noise))
-        weight = weight / (self.rules.weighting.far(squares, family.dim) * xp.maximum(growth, zero + 1))
-        weight = xp.where(weight > rule.negligible, weight, zero)
-        z = xp.where((weight > 0)[:, None], z, xp.zeros_like(z))
-        n = h.shape[0]
-        is_newest = xp.arange(n, device=device(q)) >= n - n_new // rule.held_out
-        return _compact(Sample(z, h, weight, is_newest & (weight > 0))), n_effective
+        weight = xp.where(is_quadratic, share, xp.where(weight > rule.negligible, weight, zero))
+        size = xp.exp((family.log_peak(q) - stars.peak) / family.dim)
+        factor = xp.where(is_quadratic & (share > 0), weight / size**2, weight)
+        stars = stars._replace(weight=stars.weight * factor[:, None])
+        if isinstance(weight, np.ndarray):  # on the host shapes may change from step to step
+            stars = Stars(*(part[weight > 0] for part in stars))
+        return stars, xp.sum(weight)
 
     def _step(
         self, family: LowRankGaussian, answer: _Answer, radius: Array, q: Array, previous: Array
@@ -334,18 +354,16 @@ class LowRankRegression(Algorithm):
         The step is shorter if it goes back on the last one.
         """
         line = _Line(family, q, answer, self)
-        whole = line.step(line.longest(xp_one(radius), radius), xp_one(radius))
+        whole = line.step(line.longest(_one(radius), radius), _one(radius))
         repeated = _repeated_share(family, q, previous, whole.q)
         longest = secant_share(repeated)
         return line.step(line.longest(longest, radius), longest), repeated
 
     def _patient(self, family: LowRankGaussian, answer: _Answer, step: _Step, q: Array) -> _Step:
-        """No step if the draws so far are too few to see the directions that there are."""
-        xp, rule, found = array_namespace(q), self.low_rank_rules, answer.found
-        wanted = rule.supporting * family.dim * (2 + self._count(family))
-        bent = found.C._replace(t=found.C.t - xp.mean(found.C.t))
-        is_unclear = found.unexplained > rule.unclear * 0.5 * bent.square
-        waits = is_unclear & (answer.n_effective < wanted)
+        """No step if the stars so far are too few to see the directions that there are."""
+        xp, rule = array_namespace(q), self.low_rank_rules
+        is_few = answer.n_effective < rule.supporting * (2 + family.rank)
+        waits = (is_few & (answer.found.unclear > rule.unclear)) | ~answer.is_sound
         none = step._replace(q=q, kl=0 * step.kl, gain=0 * step.gain, is_restricted=step.kl >= 0)
         return _Step(*(xp.where(waits, stay, go) for stay, go in zip(none, step, strict=True)))
 
@@ -353,15 +371,11 @@ class LowRankRegression(Algorithm):
         self, family: LowRankGaussian, answer: _Answer, step: _Step, fresh: _Fresh, to_come: Array
     ) -> Array:
         """Nats that will be missing after the step; infinite if it cannot be the last step."""
-        xp, rule, errors = array_namespace(step.q), self.rules.gap, self.low_rank_rules.gap_errors
+        xp, rule = array_namespace(step.q), self.rules.gap
         _, spikes = family.open(step.q)
         used = xp.sum(xp.astype(spikes.lam != 1, spikes.lam.dtype))
-        ridge = answer.found.ridge
-        noise = 0.5 * answer.found.unexplained / answer.n_effective
-        cost = noise * family.dim * (2 + used) / (1 + ridge) ** 2
-        left = (ridge / (1 + ridge)) ** 2 * xp.maximum(fresh.gap + errors * fresh.gap_se, 0.0 * fresh.gap)
-        gap = rule.margin * cost + left + rule.kl_share * step.kl + to_come
-        gap = xp.maximum(gap, fresh.gap - errors * fresh.gap_se)
+        cost = 0.5 * answer.curvature_sd**2 * family.dim * (2 + used)
+        gap = rule.margin * cost + rule.kl_share * step.kl + to_come
         is_unsettled = step.is_restricted | (step.kl > rule.settled_kl) | fresh.is_dark | ~xp.isfinite(gap)
         return xp.where(is_unsettled, xp.ones_like(gap) * math.inf, gap)
 
@@ -372,26 +386,46 @@ class LowRankRegression(Algorithm):
         turns.
         """
         xp = array_namespace(moved)
-        is_member = _is_member(family, moved)
         turn = state.t + 1
         factor = self.rules.retreat.rescale ** xp.where(turn % 2 == 1, turn, -turn)
         mu, spikes = family.open(state.q)
         elsewhere = family.member(mu, spikes._replace(s=factor * spikes.s))
-        n_finite = xp.sum(xp.astype(xp.isfinite(state.log_joint), moved.dtype))
-        is_lost = fresh.is_dark & (n_finite < self.low_rank_rules.fewest_points * (family.dim + 2))
-        return xp.where(is_lost & _is_member(family, elsewhere), elsewhere, xp.where(is_member, moved, base))
+        n_finite = xp.sum(xp.astype(xp.any(state.stars.weight > 0, axis=1), moved.dtype))
+        is_lost = fresh.is_dark & (n_finite < self.low_rank_rules.fewest_points)
+        after = xp.where(_is_member(family, moved), moved, base)
+        return xp.where(is_lost & _is_member(family, elsewhere), elsewhere, after)
+
+
+class _Doubting(LowRankRegression):
+    """The method when fresh draws contradict its prediction: the next predictions are larger."""
+
+    def tell(
+        self, family: LowRankGaussian, eta: Array, state: LowRankState, theta: Array, values: Values
+    ) -> tuple[LowRankState, Info]:
+        """Report the bound of the draws, and expect less of the surrogate."""
+        xp = array_namespace(state.q)
+        fresh = judged(family, state.q, theta, values, theta.shape[0], self.rules.retreat.fewest_finite)
+        zero = xp.zeros_like(state.t)
+        info = Info(fresh.bound, fresh.h, zero + math.inf, zero, zero, zero == 0, fresh.is_dark)
+        return state._replace(t=state.t + 1, doubt=self.low_rank_rules.doubt * state.doubt), info
 
 
 class _Answer(NamedTuple):
-    """The result of a regression."""
+    """The result of a regression, in the units of q and around its mean."""
 
-    found: Solution
-    n_effective: Array  # () effective sample size
+    found: Surrogate
+    n_effective: Array  # () stars that it is worth
+    is_sound: Array  # () whether it is usable
 
     @property
     def curvature_sd(self) -> Array:
-        """Standard error of one coefficient of C."""
-        return (self.found.unexplained / self.n_effective) ** 0.5
+        """Standard error of one entry of T, or of g."""
+        xp = array_namespace(self.n_effective)
+        return (self.found.unexplained / xp.maximum(self.n_effective, _one(self.n_effective))) ** 0.5
+
+    def misfit(self, d: int) -> Array:
+        """Variance of what the surrogate leaves out of the log joint: it has d slopes, each twice."""
+        return 0.5 * d * self.found.unexplained
 
 
 class _Step(NamedTuple):
@@ -404,20 +438,31 @@ class _Step(NamedTuple):
     is_restricted: Array  # () whether a rule limited its length or its precision
 
 
+class _Moved(NamedTuple):
+    """A Gaussian near q, in the units of q: its precision, and the shift of the mean."""
+
+    precision: Spikes
+    shift: Array
+    is_bounded: Array  # () whether a rule limited the precision
+
+
 class _Line:
-    """Steps along the natural gradient from q."""
+    """Steps from q towards the maximum of the bound under the surrogate, in the units of q."""
 
     def __init__(self, family: LowRankGaussian, q: Array, answer: _Answer, method: LowRankRegression) -> None:
-        rule = method.rules.trust_region
+        xp, rule = array_namespace(q), method.rules.trust_region
         self._family, self._q, self._answer = family, q, answer
         self._rule, self._numbers = rule, method.low_rank_rules
         self._mu, self._spikes = family.open(q)
+        self._here = self._spikes._replace(s=xp.ones_like(self._mu))
         careful = replace(rule, most_precision=self._numbers.most_precision)
         self._smallest = careful.smallest_precision(answer.curvature_sd, family.dim)
-        least = method.tol * self._numbers.least_share
-        self._least = array_namespace(q).maximum(
-            family.dim * answer.curvature_sd**2, least * xp_one(answer.n_effective)
-        )
+        nats = family.dim * answer.curvature_sd**2
+        self._least = xp.maximum(nats, method.tol * self._numbers.least_share * _one(nats))
+        K, w = answer.found.T.compressed()
+        # Eigenvalues of a symmetric matrix of pure noise reach this.
+        is_noise = xp.abs(w) < 2 * answer.curvature_sd * family.dim**0.5
+        self._target = Form(-answer.found.T.t, K, xp.where(is_noise, xp.zeros_like(w), -w))
 
     def longest(self, longest: Array, radius: Array) -> Array:
         """The longest allowed share of the full step, up to ``longest``: bisection of its log."""
@@ -430,109 +475,82 @@ class _Line:
             is_allowed = self._is_allowed(longest * 2**middle, radius)
             return xp.where(is_allowed, middle, low), xp.where(is_allowed, high, middle)
 
-        low, _ = repeat(self._numbers.halvings, halve, (lowest * xp_one(radius), 0 * radius))
+        low, _ = repeat(self._numbers.halvings, halve, (lowest * _one(radius), 0 * radius))
         return xp.where(self._is_allowed(longest, radius), longest, longest * 2**low)
 
     def step(self, share: Array, longest: Array) -> _Step:
         """The step of this share, to the nearest member; ``longest`` is the intended share."""
-        xp, family = array_namespace(self._q), self._family
-        found, spikes = self._answer.found, self._spikes
-        precision, shift = self._precise(share)
-        close = nearest(in_scales(precision.form, spikes), family.rank, sweeps=self._numbers.sweeps)
-        lam = xp.where(worth(close.lam) < self._least, xp.ones_like(close.lam), close.lam)
-        mu = self._mu + spikes.s * spikes.power(shift[None, :], -0.5)[0, :]
-        new = family.member(mu, Spikes(close.s * spikes.s, close.U, lam))
-        kl = family.kl(new, self._q)
-        # Expectation of the quadratic under the new q: its covariance in whitened coordinates.
-        moved = Spikes(close.s, close.U, lam)
-        spread = in_scales(found.C, spikes).trace_with(moved) - xp.sum(found.C.diagonal)
-        bend = xp.sum(shift * found.C.apply(shift[None, :])[0, :])
-        gain = xp.sum(found.b * shift) + 0.5 * (bend + spread) - kl
-        is_bounded = xp.min(1 - found.C.t) < self._smallest
-        is_bounded = is_bounded | (xp.min(self._precise(xp_one(share))[0].lam) <= self._smallest)
+        xp, family, spikes = array_namespace(self._q), self._family, self._spikes
+        moved = self._moved(share)
+        close = nearest(moved.precision.form, family.rank, sweeps=self._numbers.sweeps)
+        close = close._replace(lam=xp.where(worth(close.lam) < self._least, xp.ones_like(close.lam), close.lam))
+        new = family.member(self._mu + spikes.s * moved.shift, close._replace(s=close.s * spikes.s))
+        kl, gain = self._effect(close, moved.shift)
+        is_bounded = moved.is_bounded | self._moved(_one(share)).is_bounded
         return _Step(new, share, kl, gain, (share < longest) | is_bounded)
 
-    def _precise(self, share: Array) -> tuple[Spikes, Array]:
-        """Precision and shift of a step in whitened coordinates, before the nearest member."""
-        # Eigenvalues of a symmetric matrix of pure noise reach this.
-        noise = 2 * self._answer.curvature_sd * self._family.dim**0.5
-        precision = bounded_precision(self._answer.found.C, share, self._smallest, noise)
-        return precision, share * precision.solve(self._answer.found.b[None, :])[0, :]
+    def _moved(self, share: Array) -> _Moved:
+        """The Gaussian at a share of the full step, before the nearest member.
+
+        Its precision is bounded along each coordinate and each direction, relative to that of q.
+        """
+        xp = array_namespace(share)
+        mixed = self._here.form.times(1 - share).plus(self._target.times(share))
+        t = xp.maximum(mixed.t, self._smallest * xp.ones_like(mixed.t))
+        s = t**-0.5
+        U, change = mixed.between(s).compressed()
+        along = s[:, None] * U
+        floor = self._smallest * xp.sum(along * self._here.form.apply(along.T).T, axis=0)
+        precision = Spikes(s, U, xp.maximum(1 + change, floor))
+        shift = share * precision.solve(self._answer.found.g[None, :])[0, :]
+        return _Moved(precision, shift, xp.any(mixed.t < t) | xp.any(1 + change < floor))
+
+    def _effect(self, precision: Spikes, shift: Array) -> tuple[Array, Array]:
+        """KL(new || old) of a move, and the rise of the bound by the surrogate."""
+        xp, found, here = array_namespace(shift), self._answer.found, self._here
+        entropy = 0.5 * (here.log_det() - precision.log_det())
+        length = xp.sum(shift * here.form.apply(shift[None, :])[0, :])
+        kl = 0.5 * (here.form.trace_with(precision) - self._family.dim + length) - entropy
+        bend = xp.sum(shift * found.T.apply(shift[None, :])[0, :])
+        spread = found.T.trace_with(precision) - found.T.trace_with(here)
+        return kl, xp.sum(found.g * shift) + 0.5 * (bend + spread) + entropy
 
     def _is_allowed(self, share: Array, radius: Array) -> Array:
         """Whether KL is within the radius and the predicted gain is believable."""
-        xp, found, d = array_namespace(self._q), self._answer.found, self._family.dim
-        precision, shift = self._precise(share)
-        variance = xp.sum(precision.inverse_diagonal)
-        length = xp.sum(shift**2)
-        kl = 0.5 * (variance - d + precision.log_det() + length)
-        spread = found.C.trace_with(precision) - xp.sum(found.C.diagonal)
-        bend = xp.sum(shift * found.C.apply(shift[None, :])[0, :])
-        gain = xp.sum(found.b * shift) + 0.5 * (bend + spread) - kl
-        reach = length + variance
-        tail = found.unexplained * (tail_variance(reach, d, self._numbers.omega) - 1)
-        is_believable = xp.maximum(tail, 0 * tail) ** 0.5 <= gain
+        xp, d, numbers = array_namespace(self._q), self._family.dim, self._numbers
+        moved = self._moved(share)
+        kl, gain = self._effect(moved.precision, moved.shift)
+        variance = self._here.form.trace_with(moved.precision)
+        reach = variance + xp.sum(moved.shift * self._here.form.apply(moved.shift[None, :])[0, :])
         # What a quadratic of low rank leaves out is mostly a quadratic: it grows as the variances.
-        growth = xp.maximum(variance / d, xp_one(variance))
-        noise = 0.5 * (self._answer.curvature_sd * growth) ** 2 * _coefficients(self._family)
-        is_quiet = noise <= self._numbers.quiet * gain
+        is_believable = self._answer.misfit(d) ** 0.5 * reach / d <= gain
+        growth = xp.maximum(variance / d, _one(variance))
+        noise = 0.5 * (self._answer.curvature_sd * growth) ** 2 * d * (2 + self._family.rank)
+        is_quiet = noise <= numbers.quiet * gain
         return (kl <= radius) & ((is_believable & is_quiet) | (reach < self._rule.near * d))
 
 
 class _Fresh(NamedTuple):
-    """Estimates from the newest draws alone, at the q they came from."""
+    """Estimates from independent draws, at the q they came from."""
 
     h: Array  # (n,) residuals
     bound: Array  # () their mean
     se: Array  # () standard error of the bound
-    gap: Array  # () unbiased estimate of the nats to be gained within the family
-    gap_se: Array  # () its standard error
     is_dark: Array  # () whether too few values are finite
 
 
-def judged(family: LowRankGaussian, q: Array, theta: Array, values: Values, method: LowRankRegression) -> _Fresh:
-    """Bound and gap at q, estimated from independent draws from q."""
+def judged(family: LowRankGaussian, q: Array, theta: Array, values: Values, n: int, fewest_finite: float) -> _Fresh:
+    """Bound at q, estimated from the first n points, which are independent draws from q."""
     xp = array_namespace(theta)
-    h = family.residual(q, theta, values.log_joint)
-    ok = xp.astype(values.ok & xp.isfinite(h), h.dtype)
+    h = family.residual(q, theta[:n, :], values.log_joint[:n])
+    ok = xp.astype(values.ok[:n] & xp.isfinite(h), h.dtype)
     count = xp.maximum(xp.sum(ok), 2 * xp.ones_like(ok[0]))
     bound = xp.sum(xp.where(ok > 0, h, xp.zeros_like(h))) / count
     e = xp.where(ok > 0, h - bound, xp.zeros_like(h))
     largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(h.dtype).smallest_normal * xp.ones_like(count))
     se = largest * xp.sum((e / largest) ** 2) ** 0.5 / count  # scaled: squares might overflow
-    n = min(theta.shape[0], method.low_rank_rules.most_judged)
-    gap, gap_se = _gap(family, q, theta[:n, :], e[:n])
-    is_dark = count < method.rules.retreat.fewest_finite * theta.shape[0]
-    return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, gap, gap_se, is_dark)
-
-
-def _gap(family: LowRankGaussian, q: Array, theta: Array, e: Array) -> tuple[Array, Array]:
-    """Half the unbiased squared length of the natural gradient within the family, and its error."""
-    xp = array_namespace(theta)
-    m = theta.shape[0]
-    kernel = tangent_kernel(family, q, family.whiten(q, theta))
-    products = e[:, None] * e * kernel * (1 - xp.eye(m, dtype=e.dtype, device=device(e)))
-    return 0.5 * xp.sum(products) / (m * (m - 1)), (0.5 * xp.sum(products**2)) ** 0.5 / (m * (m - 1))
-
-
-def tangent_kernel(family: LowRankGaussian, q: Array, z: Array) -> Array:
-    r"""Sum of products of orthonormal features that change q within its family: (n, d) -> (n, n).
-
-    With :math:`y = U'z` and the rest :math:`x = z - U y`, these are the linear features, all
-    quadratics of y, the products of y and x, and the squares of x. The squares are orthonormal up
-    to products :math:`(UU')_{ij}^2`, of the order of :math:`(r / d)^2`, which are left out.
-    """
-    xp = array_namespace(z)
-    U = family.open(q)[1].U
-    y = z @ U
-    x = z - y @ U.T
-    inner = y @ y.T
-    lengths = xp.linalg.diagonal(inner)
-    within = 0.5 * (inner**2 - lengths[:, None] - lengths[None, :] + family.rank)
-    variance = 1 - xp.sum(U**2, axis=1)
-    is_free = variance > 0.5
-    squares = xp.where(is_free, x**2 / xp.where(is_free, variance, xp.ones_like(variance)) - 1, xp.zeros_like(x))
-    return z @ z.T + within + inner * (x @ x.T) + 0.5 * squares @ squares.T
+    is_dark = count < fewest_finite * n
+    return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, is_dark)
 
 
 def _repeated_share(family: LowRankGaussian, q: Array, previous: Array, new: Array) -> Array:
@@ -553,48 +571,12 @@ def _repeated_share(family: LowRankGaussian, q: Array, previous: Array, new: Arr
     return xp.where(is_step, xp.sum(last * step) / xp.where(is_step, length, xp.ones_like(length)), 0 * length)
 
 
-def _coefficients(family: LowRankGaussian) -> int:
-    """Coefficients of the regression: mean, diagonal and directions."""
-    return family.dim * (family.rank + 2)
-
-
-def _compact(sample: Sample) -> Sample:
-    """The points that take part; on the host alone, where shapes may change from step to step."""
-    if not isinstance(sample.weight, np.ndarray):
-        return sample
-    keep = sample.weight > 0
-    return Sample(*(part[keep] for part in sample))
-
-
-def _filled(state: LowRankState) -> LowRankState:
-    """The state without rows that are not yet filled; on the host alone, as `_compact`."""
-    if not isinstance(state.log_joint, np.ndarray):
-        return state
-    first = int(np.argmax(state.log_joint > -math.inf))
-    theta, log_joint, own, noise = (part[first:] for part in (state.theta, state.log_joint, state.own, state.noise))
-    return state._replace(theta=theta, log_joint=log_joint, own=own, noise=noise)
-
-
 def _is_member(family: LowRankGaussian, q: Array) -> Array:
     xp = array_namespace(q)
     _, spikes = family.open(q)
     return xp.all(xp.isfinite(q)) & xp.all(spikes.s > 0) & xp.all(spikes.lam > 0) & xp.all(family.sd(q) > 0)
 
 
-def xp_one(like: Array) -> Array:
+def _one(like: Array) -> Array:
     """One, as an array like this."""
     return array_namespace(like).ones_like(like)
-
-
-def _remember(family: LowRankGaussian, state: LowRankState, theta: Array, values: Values) -> LowRankState:
-    """Replace the oldest draws by the new ones."""
-    xp = array_namespace(theta)
-    n = theta.shape[0]
-    is_there = values.ok & xp.isfinite(values.log_joint)
-    y = xp.where(is_there, values.log_joint, xp.zeros_like(values.log_joint) - math.inf)
-    return state._replace(
-        theta=xp.concat([state.theta, theta])[n:, :],
-        log_joint=xp.concat([state.log_joint, y])[n:],
-        own=xp.concat([state.own, family.log_prob(state.q, theta)])[n:],
-        noise=xp.concat([state.noise, xp.astype(values.noise_sd, state.noise.dtype) ** 2])[n:],
-    )
