@@ -9,9 +9,13 @@ Each iteration
 
 With g and T the surrogate's gradient at the mean and its Hessian, a step of share beta has
 
-.. math:: P_{new} = (1 - \beta) P - \beta T, \qquad \mu_{new} = \mu + \beta P_{new}^{-1} g.
+.. math::
 
-That is the natural gradient, with Newton's step for the mean.
+    P_{new} = (1 - \beta) P + \beta P_*, \qquad
+    \mu_{new} = \mu + \beta \left((1 - \beta) P - \beta T\right)^{-1} g.
+
+Here :math:`P_*` is the member nearest to -T. So the mean makes Newton's step with all of T, and the
+precision goes the way of the natural gradient within the family.
 
 A star has a weight: the density of q at its base, relative to the q it came from, to the power tau.
 With tau = 1 these are importance weights. In many dimensions they vanish after one step, so tau is
@@ -26,7 +30,7 @@ share of the tolerance.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,13 +57,12 @@ class LowRankRules:
     fewest_beside: int = 8  # if the user gives the number of draws
     # Directions of the surrogate beyond the rank. Those that are left out are noise to the others,
     # so there are more of them where they cost little: so many numbers, within these bounds.
-    extra_numbers: int = 2000
+    extra_numbers: int = 4000
     fewest_extra: int = 2
     spare: int = 2  # of all directions, those that start from the residuals at each iteration
     support: float = 2.0  # stars for each row of coefficients that a regression needs at least
-    turns: int = 6  # of Levenberg and Marquardt in one iteration ...
+    turns: int = 8  # of Levenberg and Marquardt in one iteration ...
     products: int = 30  # ... and conjugate gradients in a turn
-    held_out: int = 4  # of the newest slopes, one of so many measures the error instead
     # Stars that are remembered for each row of coefficients: so many, within 32 MB, but at least
     # the next number.
     remembered: int = 64
@@ -70,16 +73,14 @@ class LowRankRules:
     # Share of the variance of the slopes that may be unexplained. With more, and fewer stars for
     # each row of coefficients than `supporting`, q waits for more stars.
     unclear: float = 1e-5
-    supporting: float = 2.5
-    quadratic: float = 1e-2  # share of the newest slopes' variance that the last surrogate may miss
+    supporting: float = 4.0
+    noise: float = 0.1  # errors of the newest slopes after a regression, relative to those before
+    quadratic: float = 0.02  # share of the newest slopes' variance that the last surrogate may miss
     enough: float = 4.0  # effective stars for each row of coefficients, below which weights are flattened
     # Steps from tau = 1 down to 2 / d. With the last, the weight of a narrow star is the square of
     # its size relative to q, which is how much it says about the curvature there.
     powers: int = 16
     negligible: float = 1e-4  # weight of a star that need not take part
-    # A step multiplies a precision by at least so many standard errors of an eigenvalue of T, but
-    # this limit is never more than this: in many dimensions errors add up.
-    most_precision: float = 0.5
     quiet: float = 0.1  # nats that errors will cost after a step, relative to its gain
     least_share: float = 0.5  # of the tolerance: a direction that gains less is left out
     halvings: int = 16  # of the bisection for the longest step, on the log scale
@@ -224,7 +225,7 @@ class LowRankRegression(Algorithm):
         rows = xp.zeros((self._memory(family), d), dtype=q.dtype, device=device(q))
         stars = Stars(rows, rows, rows, rows, rows[:, 0], rows[:, 0])
         B = xp.eye(d, self._count(family), dtype=q.dtype, device=device(q))
-        nothing = Surrogate(rows[0, :], rows[0, :], Form(rows[0, :], B, 0 * B[0, :]), zero, zero)
+        nothing = Surrogate(rows[0, :], rows[0, :], Form(rows[0, :], B, 0 * B[0, :]))
         radius = zero + self.rules.trust_region.first_radius * d
         last = LastStep(q, zero - math.inf, zero, zero, zero, zero > 1)
         return LowRankState(q, zero, stars, nothing, radius, last, zero, zero + 1)
@@ -243,7 +244,7 @@ class LowRankRegression(Algorithm):
         """Make one iteration: remember the values, regress, and step."""
         xp = array_namespace(state.q)
         n_stars, n_beside = self._batch(family.dim)
-        fresh = judged(family, state.q, theta, values, n_stars + n_beside, self.rules.retreat.fewest_finite)
+        fresh = judged(family, state, theta[: n_stars + n_beside, :], values, self.rules.retreat.fewest_finite)
         is_there = values.ok & xp.isfinite(values.log_joint)
         y = xp.where(is_there, values.log_joint, xp.zeros_like(values.log_joint) - math.inf)
         new = observed(family, state.q, theta[n_beside:, :], y[n_beside:])
@@ -256,7 +257,9 @@ class LowRankRegression(Algorithm):
         gap = self._predicted_gap(family, answer, step, fresh, self.rules.gap.still_to_come(step.kl, repeated))
         # The first batch alone is not enough to stop.
         gap = xp.where(xp.isfinite(state.last_step.bound), gap * state.doubt, xp.zeros_like(gap) + math.inf)
-        last = LastStep(base.q, base.bound, base.bound_se, step.gain, step.kl, step.is_restricted)
+        # If q waits, there is no step to reject.
+        bound = xp.where(step.is_made, base.bound, base.bound - math.inf)
+        last = LastStep(base.q, bound, base.bound_se, step.gain, step.kl, step.is_restricted)
         norm = xp.linalg.vector_norm(answer.found.g)
         info = Info(fresh.bound, fresh.h, gap, norm, step.share, ~xp.isnan(state.t), fresh.is_dark)
         after = self._landed(family, state, fresh, step.q, base.q)
@@ -304,26 +307,25 @@ class LowRankRegression(Algorithm):
         xp, rule = array_namespace(q), self.low_rank_rules
         mu, spikes = family.open(q)
         start = state.surrogate.scaled(mu, spikes.s)
-        is_quadratic = start.missed(new.scaled(mu, spikes.s), new.weight) < rule.quadratic
-        stars, n_effective = self._weighted(family, q, state.stars, is_quadratic)
-        (m, d), n_new = stars.base.shape, new.base.shape[0]
-        row, column = (xp.arange(k, device=device(q)) for k in (m, d))
-        is_held_out = (row >= m - n_new)[:, None] & ((row[:, None] + column) % rule.held_out == 0)
+        newest = new.scaled(mu, spikes.s)
+        unexplained, unclear = start.missed(newest)
+        stars, n_effective = self._weighted(family, q, state.stars, unclear < rule.quadratic)
         effort = Effort(n_effective / rule.support - 2, rule.spare, rule.turns, rule.products)
-        found = regress(stars.scaled(mu, spikes.s), is_held_out, start, effort)
-        numbers = (found.g, *found.T, found.unexplained, found.unclear)
-        is_sound = xp.all(xp.stack([xp.all(xp.isfinite(part)) for part in numbers]))
-        g, t, K, w = (
-            xp.where(is_sound, new, old)
-            for new, old in zip((found.g, *found.T), (start.g, *start.T), strict=True)
-        )
-        errors = (xp.where(is_sound, part, xp.ones_like(part)) for part in (found.unexplained, found.unclear))
-        return _Answer(Surrogate(found.centre, g, Form(t, K, w), *errors), n_effective, is_sound)
+        found = regress(stars.scaled(mu, spikes.s), start, effort)
+        is_sound = xp.isfinite(unexplained) & xp.all(xp.isfinite(found.g)) & xp.isfinite(xp.sum(found.T.diagonal))
+        pairs = zip((found.g, *found.T), (start.g, *start.T), strict=True)
+        g, *T = (xp.where(is_sound, new, old) for new, old in pairs)
+        unexplained = xp.where(is_sound, unexplained, xp.ones_like(unexplained))
+        found = Surrogate(found.centre, g, Form(*T))
+        before, after = (xp.mean(xp.sum(spikes.power(part.errors(newest), -0.5) ** 2, axis=1)) for part in (start, found))
+        wrong = xp.where(after < rule.noise * before, 0.5 * before, 0 * before)
+        return _Answer(found, unexplained, unclear, wrong, n_effective, is_sound)
 
     def _weighted(self, family: LowRankGaussian, q: Array, stars: Stars, is_quadratic: Array) -> tuple[Stars, Array]:
         """The stars with their weights for q, and how many they are worth.
 
         Of a quadratic function, all stars say the same about the curvature, whatever their size.
+        They take part as long as there are too few others.
         """
         xp, rule = array_namespace(q), self.low_rank_rules
         count = xp.astype(stars.weight > 0, q.dtype)
@@ -335,12 +337,13 @@ class LowRankRegression(Algorithm):
         powers = xp.asarray([flattest ** (i / (rule.powers - 1)) for i in range(rule.powers)], dtype=q.dtype, device=device(q))
         weights = share * xp.exp(powers[:, None] * ratio)
         sums = xp.sum(weights, axis=1)
-        wanted = rule.enough * (2 + family.rank)
+        wanted = rule.enough * (2 + self._count(family))
         is_enough = sums >= xp.minimum(wanted * xp.ones_like(sums), 0.999 * sums[-1])
         weight = xp.take(weights, xp.reshape(xp.argmax(xp.astype(is_enough, xp.int32)), (1,)), axis=0)[0, :]
-        weight = xp.where(is_quadratic, share, xp.where(weight > rule.negligible, weight, zero))
+        takes_all = is_quadratic & (sums[-1] < wanted)
+        weight = xp.where(takes_all, share, xp.where(weight > rule.negligible, weight, zero))
         size = xp.exp((family.log_peak(q) - stars.peak) / family.dim)
-        factor = xp.where(is_quadratic & (share > 0), weight / size**2, weight)
+        factor = xp.where(takes_all & (share > 0), weight / size**2, weight)
         stars = stars._replace(weight=stars.weight * factor[:, None])
         if isinstance(weight, np.ndarray):  # on the host shapes may change from step to step
             stars = Stars(*(part[weight > 0] for part in stars))
@@ -363,8 +366,8 @@ class LowRankRegression(Algorithm):
         """No step if the stars so far are too few to see the directions that there are."""
         xp, rule = array_namespace(q), self.low_rank_rules
         is_few = answer.n_effective < rule.supporting * (2 + family.rank)
-        waits = (is_few & (answer.found.unclear > rule.unclear)) | ~answer.is_sound
-        none = step._replace(q=q, kl=0 * step.kl, gain=0 * step.gain, is_restricted=step.kl >= 0)
+        waits = (is_few & (answer.unclear > rule.unclear)) | ~answer.is_sound
+        none = step._replace(q=q, kl=0 * step.kl, gain=0 * step.gain, is_restricted=step.kl >= 0, is_made=step.kl < 0)
         return _Step(*(xp.where(waits, stay, go) for stay, go in zip(none, step, strict=True)))
 
     def _predicted_gap(
@@ -375,7 +378,7 @@ class LowRankRegression(Algorithm):
         _, spikes = family.open(step.q)
         used = xp.sum(xp.astype(spikes.lam != 1, spikes.lam.dtype))
         cost = 0.5 * answer.curvature_sd**2 * family.dim * (2 + used)
-        gap = rule.margin * cost + rule.kl_share * step.kl + to_come
+        gap = xp.maximum(rule.margin * cost, answer.wrong) + rule.kl_share * step.kl + to_come
         is_unsettled = step.is_restricted | (step.kl > rule.settled_kl) | fresh.is_dark | ~xp.isfinite(gap)
         return xp.where(is_unsettled, xp.ones_like(gap) * math.inf, gap)
 
@@ -404,7 +407,7 @@ class _Doubting(LowRankRegression):
     ) -> tuple[LowRankState, Info]:
         """Report the bound of the draws, and expect less of the surrogate."""
         xp = array_namespace(state.q)
-        fresh = judged(family, state.q, theta, values, theta.shape[0], self.rules.retreat.fewest_finite)
+        fresh = judged(family, state, theta, values, self.rules.retreat.fewest_finite)
         zero = xp.zeros_like(state.t)
         info = Info(fresh.bound, fresh.h, zero + math.inf, zero, zero, zero == 0, fresh.is_dark)
         return state._replace(t=state.t + 1, doubt=self.low_rank_rules.doubt * state.doubt), info
@@ -414,6 +417,11 @@ class _Answer(NamedTuple):
     """The result of a regression, in the units of q and around its mean."""
 
     found: Surrogate
+    unexplained: Array  # () mean squared error of the newest slopes by the surrogate before it
+    unclear: Array  # () the same as a share, if all coordinates count alike
+    # () nats that the surrogate before it was wrong by, if these errors were not noise: then the
+    # new surrogate has the same ones.
+    wrong: Array
     n_effective: Array  # () stars that it is worth
     is_sound: Array  # () whether it is usable
 
@@ -421,11 +429,11 @@ class _Answer(NamedTuple):
     def curvature_sd(self) -> Array:
         """Standard error of one entry of T, or of g."""
         xp = array_namespace(self.n_effective)
-        return (self.found.unexplained / xp.maximum(self.n_effective, _one(self.n_effective))) ** 0.5
+        return (self.unexplained / xp.maximum(self.n_effective, _one(self.n_effective))) ** 0.5
 
     def misfit(self, d: int) -> Array:
         """Variance of what the surrogate leaves out of the log joint: it has d slopes, each twice."""
-        return 0.5 * d * self.found.unexplained
+        return 0.5 * d * self.unexplained
 
 
 class _Step(NamedTuple):
@@ -436,14 +444,14 @@ class _Step(NamedTuple):
     kl: Array  # () KL(new || old)
     gain: Array  # () predicted rise of the bound
     is_restricted: Array  # () whether a rule limited its length or its precision
+    is_made: Array  # () False if q waits for more stars
 
 
 class _Moved(NamedTuple):
     """A Gaussian near q, in the units of q: its precision, and the shift of the mean."""
 
     precision: Spikes
-    shift: Array
-    is_bounded: Array  # () whether a rule limited the precision
+    shift: Array  # (d,)
 
 
 class _Line:
@@ -455,14 +463,15 @@ class _Line:
         self._rule, self._numbers = rule, method.low_rank_rules
         self._mu, self._spikes = family.open(q)
         self._here = self._spikes._replace(s=xp.ones_like(self._mu))
-        careful = replace(rule, most_precision=self._numbers.most_precision)
-        self._smallest = careful.smallest_precision(answer.curvature_sd, family.dim)
+        self._smallest = rule.smallest_precision(answer.curvature_sd, family.dim)
         nats = family.dim * answer.curvature_sd**2
         self._least = xp.maximum(nats, method.tol * self._numbers.least_share * _one(nats))
         K, w = answer.found.T.compressed()
         # Eigenvalues of a symmetric matrix of pure noise reach this.
         is_noise = xp.abs(w) < 2 * answer.curvature_sd * family.dim**0.5
         self._target = Form(-answer.found.T.t, K, xp.where(is_noise, xp.zeros_like(w), -w))
+        bounded, self._is_bounded = self._bounded(self._target)
+        self._close = nearest(bounded.form, family.rank, sweeps=self._numbers.sweeps)
 
     def longest(self, longest: Array, radius: Array) -> Array:
         """The longest allowed share of the full step, up to ``longest``: bisection of its log."""
@@ -486,24 +495,27 @@ class _Line:
         close = close._replace(lam=xp.where(worth(close.lam) < self._least, xp.ones_like(close.lam), close.lam))
         new = family.member(self._mu + spikes.s * moved.shift, close._replace(s=close.s * spikes.s))
         kl, gain = self._effect(close, moved.shift)
-        is_bounded = moved.is_bounded | self._moved(_one(share)).is_bounded
-        return _Step(new, share, kl, gain, (share < longest) | is_bounded)
+        return _Step(new, share, kl, gain, (share < longest) | self._is_bounded, share > 0)
 
     def _moved(self, share: Array) -> _Moved:
-        """The Gaussian at a share of the full step, before the nearest member.
+        """The Gaussian at a share of the full step, before the nearest member."""
+        here = self._here.form.times(1 - share)
+        newton, _ = self._bounded(here.plus(self._target.times(share)))
+        precision, _ = self._bounded(here.plus(self._close.form.times(share)))
+        return _Moved(precision, share * newton.solve(self._answer.found.g[None, :])[0, :])
 
-        Its precision is bounded along each coordinate and each direction, relative to that of q.
+    def _bounded(self, form: Form) -> tuple[Spikes, Array]:
+        """The matrix with bounds relative to the precision of q, and whether they changed it.
+
+        The bounds are for each coordinate, and for each direction of the part of low rank.
         """
-        xp = array_namespace(share)
-        mixed = self._here.form.times(1 - share).plus(self._target.times(share))
-        t = xp.maximum(mixed.t, self._smallest * xp.ones_like(mixed.t))
+        xp = array_namespace(form.t)
+        t = xp.maximum(form.t, self._smallest * xp.ones_like(form.t))
         s = t**-0.5
-        U, change = mixed.between(s).compressed()
+        U, change = form.between(s).compressed()
         along = s[:, None] * U
         floor = self._smallest * xp.sum(along * self._here.form.apply(along.T).T, axis=0)
-        precision = Spikes(s, U, xp.maximum(1 + change, floor))
-        shift = share * precision.solve(self._answer.found.g[None, :])[0, :]
-        return _Moved(precision, shift, xp.any(mixed.t < t) | xp.any(1 + change < floor))
+        return Spikes(s, U, xp.maximum(1 + change, floor)), xp.any(form.t < t) | xp.any(1 + change < floor)
 
     def _effect(self, precision: Spikes, shift: Array) -> tuple[Array, Array]:
         """KL(new || old) of a move, and the rise of the bound by the surrogate."""
@@ -539,18 +551,41 @@ class _Fresh(NamedTuple):
     is_dark: Array  # () whether too few values are finite
 
 
-def judged(family: LowRankGaussian, q: Array, theta: Array, values: Values, n: int, fewest_finite: float) -> _Fresh:
-    """Bound at q, estimated from the first n points, which are independent draws from q."""
-    xp = array_namespace(theta)
-    h = family.residual(q, theta[:n, :], values.log_joint[:n])
-    ok = xp.astype(values.ok[:n] & xp.isfinite(h), h.dtype)
-    count = xp.maximum(xp.sum(ok), 2 * xp.ones_like(ok[0]))
-    bound = xp.sum(xp.where(ok > 0, h, xp.zeros_like(h))) / count
-    e = xp.where(ok > 0, h - bound, xp.zeros_like(h))
-    largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(h.dtype).smallest_normal * xp.ones_like(count))
-    se = largest * xp.sum((e / largest) ** 2) ** 0.5 / count  # scaled: squares might overflow
-    is_dark = count < fewest_finite * n
+def judged(
+    family: LowRankGaussian, state: LowRankState, theta: Array, values: Values, fewest_finite: float
+) -> _Fresh:
+    """Bound at q from independent draws (n, d), the first of the values.
+
+    The surrogate is a control variate: its expectation under q is known, and it was fitted to other
+    points. Of two estimates, without it and with it, the one with the smaller standard error counts.
+    """
+    xp, q, n = array_namespace(theta), state.q, theta.shape[0]
+    f = values.log_joint[:n]
+    h = family.residual(q, theta, f)
+    is_there = values.ok[:n] & xp.isfinite(h)
+    mu, spikes = family.open(q)
+    known = state.surrogate.scaled(mu, xp.ones_like(mu))
+    x = theta - mu
+    model = x @ known.g + 0.5 * xp.sum(x * known.T.apply(x), axis=1)
+    plain, se = _mean(h, is_there)
+    controlled, controlled_se = _mean(f - model, is_there)
+    controlled = controlled + 0.5 * known.T.trace_with(spikes) + family.entropy(q)
+    is_better = controlled_se < se
+    bound, se = xp.where(is_better, controlled, plain), xp.where(is_better, controlled_se, se)
+    is_dark = xp.sum(xp.astype(is_there, h.dtype)) < fewest_finite * n
     return _Fresh(h, xp.where(is_dark, bound - math.inf, bound), se, is_dark)
+
+
+def _mean(values: Array, is_there: Array) -> tuple[Array, Array]:
+    """Mean of the values that are there, and its standard error."""
+    xp = array_namespace(values)
+    zero = xp.zeros_like(values)
+    count = xp.sum(xp.where(is_there, zero + 1, zero))
+    count = xp.maximum(count, 2 * xp.ones_like(count))
+    mean = xp.sum(xp.where(is_there, values, zero)) / count
+    e = xp.where(is_there, values - mean, zero)
+    largest = xp.maximum(xp.max(xp.abs(e)), xp.finfo(e.dtype).smallest_normal * xp.ones_like(count))
+    return mean, largest * xp.sum((e / largest) ** 2) ** 0.5 / count  # scaled: squares might overflow
 
 
 def _repeated_share(family: LowRankGaussian, q: Array, previous: Array, new: Array) -> Array:

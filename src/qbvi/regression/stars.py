@@ -42,6 +42,8 @@ _CORRELATION = -0.5  # of the old and the new value of a coordinate: a move in m
 _DAMPING = 1e-2  # at first, relative to the diagonal of the normal equations ...
 _LESS, _MORE = 0.25, 8.0  # ... after a turn that reduced the errors, and after one that did not
 _LEAST_DAMPING = 1e-9
+_AHEAD = 8.0  # factor by which the errors of a known start are smaller than those of a new one ...
+_NOISE = 1e-3  # ... unless they are more than this share of the variance of the slopes
 _SMALL = 0.1  # weight of a slope, relative to the mean, that counts half in the search for directions
 
 
@@ -68,22 +70,32 @@ class Surrogate(NamedTuple):
     centre: Array  # (d,)
     g: Array  # (d,)
     T: Form
-    unexplained: Array  # () mean squared error of the slopes that were held out
-    unclear: Array  # () the same as a share of what T explains, if all coordinates count alike
 
     def scaled(self, centre: Array, units: Array) -> Surrogate:
         """The same function around ``centre``, in these units, both (d,)."""
         g = self.g + self.T.apply((centre - self.centre)[None, :])[0, :]
-        return Surrogate(0 * centre, g * units, self.T.between(units), self.unexplained, self.unclear)
+        return Surrogate(0 * centre, g * units, self.T.between(units))
 
-    def missed(self, stars: Stars, weight: Array) -> Array:
-        """Weighted mean square of the slopes' errors, as a share of what T explains."""
-        xp = array_namespace(weight)
-        x = stars.base - self.centre
-        own = xp.sum(self.T.K**2 * self.T.w, axis=1)
-        bent = self.T.apply(x) + stars.half * (self.T.t + own)
-        left = stars.slope - self.g - bent
-        return xp.sum(weight * left**2) / xp.sum(weight * bent**2)
+    def errors(self, stars: Stars) -> Array:
+        """Errors of the slopes (m, d), zero where one is missing."""
+        xp = array_namespace(self.g)
+        bent = self.T.apply(stars.base - self.centre) + stars.half * self.T.diagonal
+        return xp.where(stars.weight > 0, stars.slope - self.g - bent, xp.zeros_like(bent))
+
+    def missed(self, stars: Stars) -> tuple[Array, Array]:
+        """Mean squared error of the slopes of other stars, and the same as a share.
+
+        It is a share of what T explains, if the coordinates count alike, whatever their units.
+        """
+        xp = array_namespace(self.g)
+        size = xp.abs(self.T.diagonal)
+        size = xp.where(size > 0, size, xp.ones_like(size))
+        left = stars.weight * self.errors(stars) ** 2
+        bent = self.T.apply(stars.base - self.centre) + stars.half * self.T.diagonal
+        explained = xp.sum(stars.weight * bent**2 / size)
+        one = xp.ones_like(explained)
+        share = xp.sum(left / size) / xp.where(explained > 0, explained, one)
+        return xp.sum(left) / xp.sum(stars.weight), xp.where(explained > 0, share, one)
 
 
 class Effort(NamedTuple):
@@ -131,11 +143,10 @@ def observed(family: LowRankGaussian, q: Array, points: Array, values: Array) ->
     return Stars(base, 0.5 * move, slope, weight, own, family.log_peak(q) * xp.ones_like(own))
 
 
-def regress(stars: Stars, is_held_out: Array, start: Surrogate, effort: Effort) -> Surrogate:
+def regress(stars: Stars, start: Surrogate, effort: Effort) -> Surrogate:
     """Fit the surrogate to the stars, from ``start``, whose number of directions it keeps.
 
-    ``is_held_out`` (m, d) are slopes that measure its error instead. Stars and surrogate are in the
-    units of q, around its mean.
+    Stars and surrogate are in the units of q, around its mean.
 
     Examples
     --------
@@ -147,32 +158,28 @@ def regress(stars: Stars, is_held_out: Array, start: Surrogate, effort: Effort) 
     >>> slope = 1 - 3 * (base + half) + np.outer(base @ u, u) + half * u**2
     >>> stars = Stars(base, half, slope, half**2, *np.zeros((2, 8)))
     >>> T = Form(np.zeros(20), np.eye(20, 2), np.zeros(2))
-    >>> nothing = Surrogate(np.zeros(20), np.zeros(20), T, np.inf, np.inf)
+    >>> nothing = Surrogate(np.zeros(20), np.zeros(20), T)
     >>> effort = Effort(np.array(2), spare=1, turns=10, products=30)
-    >>> found = regress(stars, np.zeros((8, 20), bool), nothing, effort)
+    >>> found = regress(stars, nothing, effort)
     >>> np.round(found.T.apply(u[None])[0, :2] / u[:2], 4), np.round(found.g[:2], 4)
     (array([-2., -2.]), array([1., 1.]))
     """
     xp = array_namespace(stars.base)
-    seen = xp.where(is_held_out, xp.zeros_like(stars.weight), stars.weight)
-    size = xp.mean(seen, axis=1, keepdims=True)
+    size = xp.mean(stars.weight, axis=1, keepdims=True)
     centre = xp.sum(size * stars.base, axis=0) / xp.sum(size)
-    alone = _along_axes(stars._replace(base=stars.base - centre), seen)
+    alone = _along_axes(stars._replace(base=stars.base - centre))
     stars, start = (part.scaled(centre, alone.units) for part in (stars, start))
-    design = _Design(stars.base, stars.half, seen)
-    count = start.T.w.shape[0]
-    is_active = xp.arange(count, device=device(seen)) < effort.active
+    design = _Design(stars.base, stars.half, stars.weight)
+    is_active = xp.arange(start.T.w.shape[0], device=device(centre)) < effort.active
     known = _known(start, is_active, effort.spare)
     none = _Model(alone.g, alone.t, known.B, 0 * known.w)
-    # The problem has local optima, and a start that has become wrong may not find out of one.
-    tries = [_improved(design, stars.slope, first, is_active, effort) for first in (known, none)]
-    (model, error), (other, other_error) = tries
-    model = _Model(*(xp.where(error <= other_error, *pair) for pair in zip(model, other, strict=True)))
-    errors, plain = stars.slope - design.values(model), stars.slope - model.g
-    counted = xp.where(is_held_out, stars.weight, xp.zeros_like(stars.weight))
-    unexplained = xp.sum(counted * (errors / alone.units) ** 2) / xp.sum(counted)
-    unclear = xp.sum(counted * errors**2) / xp.sum(counted * plain**2)
-    found = Surrogate(0 * centre, model.g, Form(model.t, model.B, model.w), unexplained, unclear)
+    old, new = (_improved(design, stars.slope, first, is_active, effort) for first in (known, none))
+    # The problem has local optima. If errors are not noise, a known start that is in the right one
+    # is far ahead of a new one, after all its earlier turns.
+    is_noise = old.error > _NOISE * xp.sum(design.weight * (stars.slope - alone.g) ** 2)
+    is_ahead = xp.where(is_noise, old.error, _AHEAD * old.error) <= new.error
+    model = _Model(*(xp.where(is_ahead, *pair) for pair in zip(old.model, new.model, strict=True)))
+    found = Surrogate(0 * centre, model.g, Form(model.t, model.B, model.w))
     return found.scaled(-centre / alone.units, 1 / alone.units)
 
 
@@ -185,6 +192,11 @@ class _Model(NamedTuple):
     w: Array  # (p,)
 
 
+class _Improved(NamedTuple):
+    model: _Model
+    error: Array  # () weighted sum of squares
+
+
 class _Alone(NamedTuple):
     """Slopes ``g + t x`` along the own coordinate of each, in units in which |t| is about one."""
 
@@ -193,9 +205,9 @@ class _Alone(NamedTuple):
     units: Array  # (d,)
 
 
-def _along_axes(stars: Stars, weight: Array) -> _Alone:
-    xp = array_namespace(weight)
-    x, y = stars.base + stars.half, stars.slope
+def _along_axes(stars: Stars) -> _Alone:
+    xp = array_namespace(stars.weight)
+    x, y, weight = stars.base + stars.half, stars.slope, stars.weight
     tiny = xp.finfo(weight.dtype).smallest_normal
     total = xp.sum(weight, axis=0) + tiny
     x_mean, y_mean = xp.sum(weight * x, axis=0) / total, xp.sum(weight * y, axis=0) / total
@@ -269,7 +281,7 @@ def _extended(design: _Design, slope: Array, model: _Model) -> _Model:
 
 def _improved(
     design: _Design, slope: Array, model: _Model, is_active: Array, effort: Effort
-) -> tuple[_Model, Array]:
+) -> _Improved:
     """The model after turns of Levenberg and Marquardt, and its errors.
 
     A turn that increases the errors is not made.
@@ -298,7 +310,7 @@ def _improved(
 
     error = xp.sum(design.weight * (slope - design.values(model)) ** 2)
     *parts, _, error = repeat(effort.turns, turn, (*model, _DAMPING * xp.ones_like(error), error))
-    return _Model(*parts), error
+    return _Improved(_Model(*parts), error)
 
 
 def _moved(old: _Model, B: Array, c: Array, active: Array) -> _Model:
