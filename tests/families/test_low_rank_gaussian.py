@@ -128,3 +128,22 @@ def test_a_rank_is_between_one_and_the_number_of_coordinates(rank):
 def test_a_sum_of_squares_is_that_of_the_matrix(rng):
     form = Form(rng.standard_normal(6), rng.standard_normal((6, 2)), np.array([1.5, -0.5]))
     np.testing.assert_allclose(form.square, np.sum(form.apply(np.eye(6)) ** 2), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("d", "r"), [(1, 1), (6, 2), (5, 5)])
+def test_changes_within_the_family_are_orthonormal_features(d, r, rng):
+    """And they span the derivatives of log q by mean, scales, directions and precisions."""
+    family, q = member(rng, d, r)
+    theta = family.draw(q, rng, 100_000)
+    features = family.changes(q, theta)
+    assert features.shape[1] <= family.n_free
+    # Products of four normals have variance below 15: six standard errors.
+    gram = features.T @ features / len(features)
+    np.testing.assert_allclose(gram, np.eye(len(gram)), atol=6 * np.sqrt(15 / len(features)))
+    few, step = theta[:400], 1e-5
+    for i in [0, d, 2 * d]:  # a mean, a scale, an entry of a direction
+        moved = q + step * np.eye(len(q))[i]
+        derivative = (family.log_prob(moved, few) - family.log_prob(q, few)) / step
+        basis = np.column_stack([np.ones(400), family.changes(q, few)])
+        left = derivative - basis @ np.linalg.lstsq(basis, derivative, rcond=None)[0]
+        assert np.std(left) < 1e-3 * np.std(derivative)

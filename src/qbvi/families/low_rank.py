@@ -38,6 +38,7 @@ __all__ = ["Form", "LowRankGaussian", "Spikes", "best_directions", "nearest", "w
 _SWEEPS = 60  # alternations of directions and scales for a dense covariance
 _SMALLEST = 1e-12  # least precision of a direction, relative to the scales: a member stays regular
 _MOST_CHANGE = 4.0  # factor of a variance within one sweep
+_SMALL_SQUARE = 1e-6  # variance of a combination of squares that changes q along its directions alone
 
 
 class Spikes(NamedTuple):
@@ -135,7 +136,7 @@ def worth(precision: Array) -> Array:
     return 0.5 * (precision - 1 - array_namespace(precision).log(precision))
 
 
-def nearest(form: Form, rank: int, smallest: Array | float = _SMALLEST, sweeps: int = 3) -> Spikes:
+def nearest(form: Form, rank: int, s: Array | None = None, smallest: Array | float = _SMALLEST, sweeps: int = 3) -> Spikes:
     r"""The precision of the family that is nearest to T = ``form``, by KL(q || N(., T^-1)).
 
     For given scales s, the best directions are eigenvectors of :math:`sTs`, with its eigenvalues m
@@ -144,10 +145,11 @@ def nearest(form: Form, rank: int, smallest: Array | float = _SMALLEST, sweeps: 
 
     .. math:: (S T)_{ii} = 1 \quad\text{for all } i.
 
-    The two conditions are met by turns, from two starts, of which the better end is returned. One
+    The two conditions are met by turns, from several starts, of which the best end is returned. One
     is :math:`s = t^{-1/2}`. If the part of low rank has at most r directions, its first turn is
-    exact. The other is :math:`s = T_{ii}^{-1/2}`. It avoids directions along an axis, which belong
-    into the diagonal. Eigenvectors are sought in the span of ``sK``, so a sweep costs O(d m^2).
+    exact. Another is :math:`s = T_{ii}^{-1/2}`. It avoids directions along an axis, which belong
+    into the diagonal. The last is the given ``s``, if any: the scales of a member nearby.
+    Eigenvectors are sought in the span of ``sK``, so a sweep costs O(d m^2).
 
     Examples
     --------
@@ -159,9 +161,12 @@ def nearest(form: Form, rank: int, smallest: Array | float = _SMALLEST, sweeps: 
     """
     xp = array_namespace(form.t)
     total = xp.where(form.diagonal > 0, form.diagonal, form.t)
-    first, second = (_alternated(form, start**-0.5, rank, smallest, sweeps) for start in (form.t, total))
-    is_first = _distance(form, first) <= _distance(form, second)
-    return Spikes(*(xp.where(is_first, one, other) for one, other in zip(first, second, strict=True)))
+    starts = [form.t**-0.5, total**-0.5] + ([] if s is None else [s])
+    best, *others = (_alternated(form, start, rank, smallest, sweeps) for start in starts)
+    for other in others:
+        is_better = _distance(form, other) < _distance(form, best)
+        best = Spikes(*(xp.where(is_better, new, old) for new, old in zip(other, best, strict=True)))
+    return best
 
 
 def _distance(form: Form, spikes: Spikes) -> Array:
@@ -382,6 +387,26 @@ class LowRankGaussian(OneGaussian):
     def features(self, q: Array, theta: Array) -> Array:
         """Those of the full Gaussian, in the coordinates that `whiten` gives."""
         return self._full.features(self.full(q), theta)
+
+    def changes(self, q: Array, theta: Array) -> Array:
+        r"""Orthonormal features that change q within its family: (n, d) -> (n, k).
+
+        With :math:`y = U'z` and x the coordinates of z beside U, these are z, all quadratics of y,
+        the products of y and x, and the squares of :math:`z - Uy` made orthonormal.
+        """
+        xp, r = array_namespace(q, theta), self.rank
+        z, U = self.whiten(q, theta), self.open(q)[1].U
+        axes = xp.linalg.qr(U, mode="complete")[0]
+        inside = z @ axes
+        y, x = inside[:, :r], inside[:, r:]
+        upper = [(i, j) for i in range(r) for j in range(i, r)]
+        within = [(y[:, i] * y[:, j] - (i == j)) * 2 ** (-0.5 * (i == j)) for i, j in upper]
+        cross = [y[:, i : i + 1] * x for i in range(r)]
+        beside = axes[:, r:] @ axes[:, r:].T
+        values, vectors = xp.linalg.eigh(beside**2)
+        kept = vectors[:, values > _SMALL_SQUARE] * values[values > _SMALL_SQUARE] ** -0.5
+        squares = ((x @ axes[:, r:].T) ** 2 - xp.linalg.diagonal(beside)) @ kept * 2**-0.5
+        return xp.concat([z, xp.stack(within, axis=1), *cross, squares], axis=1)
 
     def coefficients(self, w: Array) -> tuple[Array, Array]:
         """Undo the scaling of `features`."""

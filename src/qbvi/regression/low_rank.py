@@ -317,7 +317,9 @@ class LowRankRegression(Algorithm):
         g, *T = (xp.where(is_sound, new, old) for new, old in pairs)
         unexplained = xp.where(is_sound, unexplained, xp.ones_like(unexplained))
         found = Surrogate(found.centre, g, Form(*T))
-        before, after = (xp.mean(xp.sum(spikes.power(part.errors(newest), -0.5) ** 2, axis=1)) for part in (start, found))
+        before, after = (
+            xp.mean(xp.sum(spikes.power(part.errors(newest), -0.5) ** 2, axis=1)) for part in (start, found)
+        )
         wrong = xp.where(after < rule.noise * before, 0.5 * before, 0 * before)
         return _Answer(found, unexplained, unclear, wrong, n_effective, is_sound)
 
@@ -334,7 +336,9 @@ class LowRankRegression(Algorithm):
         ratio = xp.minimum(family.log_prob(q, stars.base) - stars.own, zero)
         ratio = xp.where((share > 0) & xp.isfinite(ratio), ratio, zero - math.inf)
         flattest = min(1.0, 2 / family.dim)
-        powers = xp.asarray([flattest ** (i / (rule.powers - 1)) for i in range(rule.powers)], dtype=q.dtype, device=device(q))
+        powers = xp.asarray(
+            [flattest ** (i / (rule.powers - 1)) for i in range(rule.powers)], dtype=q.dtype, device=device(q)
+        )
         weights = share * xp.exp(powers[:, None] * ratio)
         sums = xp.sum(weights, axis=1)
         wanted = rule.enough * (2 + self._count(family))
@@ -432,7 +436,7 @@ class _Answer(NamedTuple):
         return (self.unexplained / xp.maximum(self.n_effective, _one(self.n_effective))) ** 0.5
 
     def misfit(self, d: int) -> Array:
-        """Variance of what the surrogate leaves out of the log joint: it has d slopes, each twice."""
+        """Variance of what the surrogate leaves out: the d slopes have each pair twice."""
         return 0.5 * d * self.unexplained
 
 
@@ -466,12 +470,12 @@ class _Line:
         self._smallest = rule.smallest_precision(answer.curvature_sd, family.dim)
         nats = family.dim * answer.curvature_sd**2
         self._least = xp.maximum(nats, method.tol * self._numbers.least_share * _one(nats))
-        K, w = answer.found.T.compressed()
+        t, K, w = _split(answer.found.T)
         # Eigenvalues of a symmetric matrix of pure noise reach this.
         is_noise = xp.abs(w) < 2 * answer.curvature_sd * family.dim**0.5
-        self._target = Form(-answer.found.T.t, K, xp.where(is_noise, xp.zeros_like(w), -w))
+        self._target = Form(-t, K, xp.where(is_noise, xp.zeros_like(w), -w))
         bounded, self._is_bounded = self._bounded(self._target)
-        self._close = nearest(bounded.form, family.rank, sweeps=self._numbers.sweeps)
+        self._close = nearest(bounded.form, family.rank, self._here.s, sweeps=self._numbers.sweeps)
 
     def longest(self, longest: Array, radius: Array) -> Array:
         """The longest allowed share of the full step, up to ``longest``: bisection of its log."""
@@ -484,14 +488,14 @@ class _Line:
             is_allowed = self._is_allowed(longest * 2**middle, radius)
             return xp.where(is_allowed, middle, low), xp.where(is_allowed, high, middle)
 
-        low, _ = repeat(self._numbers.halvings, halve, (lowest * _one(radius), 0 * radius))
+        low, _ = repeat(self._numbers.halvings, halve, (lowest * _one(radius), 0 * radius), unrolled=1)
         return xp.where(self._is_allowed(longest, radius), longest, longest * 2**low)
 
     def step(self, share: Array, longest: Array) -> _Step:
         """The step of this share, to the nearest member; ``longest`` is the intended share."""
         xp, family, spikes = array_namespace(self._q), self._family, self._spikes
         moved = self._moved(share)
-        close = nearest(moved.precision.form, family.rank, sweeps=self._numbers.sweeps)
+        close = nearest(moved.precision.form, family.rank, self._here.s, sweeps=self._numbers.sweeps)
         close = close._replace(lam=xp.where(worth(close.lam) < self._least, xp.ones_like(close.lam), close.lam))
         new = family.member(self._mu + spikes.s * moved.shift, close._replace(s=close.s * spikes.s))
         kl, gain = self._effect(close, moved.shift)
@@ -551,13 +555,11 @@ class _Fresh(NamedTuple):
     is_dark: Array  # () whether too few values are finite
 
 
-def judged(
-    family: LowRankGaussian, state: LowRankState, theta: Array, values: Values, fewest_finite: float
-) -> _Fresh:
+def judged(family: LowRankGaussian, state: LowRankState, theta: Array, values: Values, fewest_finite: float) -> _Fresh:
     """Bound at q from independent draws (n, d), the first of the values.
 
     The surrogate is a control variate: its expectation under q is known, and it was fitted to other
-    points. Of two estimates, without it and with it, the one with the smaller standard error counts.
+    points. Of the estimates without it and with it, the one with the smaller standard error counts.
     """
     xp, q, n = array_namespace(theta), state.q, theta.shape[0]
     f = values.log_joint[:n]
@@ -604,6 +606,21 @@ def _repeated_share(family: LowRankGaussian, q: Array, previous: Array, new: Arr
     length = xp.sum(last**2)
     is_step = (length > 0) & ~xp.all(q == previous)
     return xp.where(is_step, xp.sum(last * step) / xp.where(is_step, length, xp.ones_like(length)), 0 * length)
+
+
+def _split(T: Form) -> Form:
+    """A diagonal plus orthonormal directions.
+
+    If there are as many directions as coordinates, the split is not unique, and the diagonal is
+    that of the matrix.
+    """
+    xp, d = array_namespace(T.t), T.t.shape[0]
+    if T.w.shape[0] < d:
+        return Form(T.t, *T.compressed())
+    eye = xp.eye(d, dtype=T.t.dtype, device=device(T.t))
+    dense = T.apply(eye) - T.diagonal * eye
+    w, axes = xp.linalg.eigh(0.5 * (dense + dense.T))
+    return Form(T.diagonal, axes, w)
 
 
 def _is_member(family: LowRankGaussian, q: Array) -> Array:

@@ -31,6 +31,7 @@ of the result. New directions are the leading ones of the residuals.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from qbvi.arrays import Array, array_namespace, device, repeat
@@ -59,9 +60,7 @@ class Stars(NamedTuple):
 
     def scaled(self, centre: Array, units: Array) -> Stars:
         """The stars around ``centre`` in these units, both (d,)."""
-        return self._replace(
-            base=(self.base - centre) / units, half=self.half / units, slope=self.slope * units
-        )
+        return self._replace(base=(self.base - centre) / units, half=self.half / units, slope=self.slope * units)
 
 
 class Surrogate(NamedTuple):
@@ -133,8 +132,10 @@ def observed(family: LowRankGaussian, q: Array, points: Array, values: Array) ->
     base = points[:m, :]
     there = xp.linalg.diagonal(xp.reshape(points[m:, :], (m, d, d)))
     move = there - base
+    is_there = xp.isfinite(values)
+    values = xp.where(is_there, values, xp.zeros_like(values))
     difference = xp.reshape(values[m:], (m, d)) - values[:m, None]
-    is_there = xp.isfinite(difference) & (move != 0)
+    is_there = xp.reshape(is_there[m:], (m, d)) & is_there[:m, None] & (move != 0)
     slope = xp.where(is_there, difference, xp.zeros_like(move)) / xp.where(is_there, move, xp.ones_like(move))
     _, spikes = family.open(q)
     precision = (1 + xp.sum(spikes.U**2 * (spikes.lam - 1), axis=1)) / spikes.s**2
@@ -168,9 +169,10 @@ def regress(stars: Stars, start: Surrogate, effort: Effort) -> Surrogate:
     size = xp.mean(stars.weight, axis=1, keepdims=True)
     centre = xp.sum(size * stars.base, axis=0) / xp.sum(size)
     alone = _along_axes(stars._replace(base=stars.base - centre))
-    stars, start = (part.scaled(centre, alone.units) for part in (stars, start))
+    stars, start = stars.scaled(centre, alone.units), start.scaled(centre, alone.units)
     design = _Design(stars.base, stars.half, stars.weight)
-    is_active = xp.arange(start.T.w.shape[0], device=device(centre)) < effort.active
+    # Rounding must not decide: the number of stars is often a whole number.
+    is_active = xp.arange(start.T.w.shape[0], device=device(centre)) + 0.25 < effort.active
     known = _known(start, is_active, effort.spare)
     none = _Model(alone.g, alone.t, known.B, 0 * known.w)
     old, new = (_improved(design, stars.slope, first, is_active, effort) for first in (known, none))
@@ -230,27 +232,27 @@ class _Design(NamedTuple):
 
     def values(self, model: _Model) -> Array:
         """Slopes (m, d) of a model."""
-        own = xp_sum(model.B**2 * model.w, 1)
+        own = _sum(model.B**2 * model.w, 1)
         return model.g + (self.x + self.half) * model.t + ((self.x @ model.B) * model.w) @ model.B.T + self.half * own
 
     def tangent(self, B: Array, seen: Array, c: Array) -> Array:
         """Slopes of the coefficients c (d, 2 + p): g, t and W; ``seen`` is ``x B``."""
         W = c[:, 2:]
-        bent = (self.x @ W) @ B.T + seen @ W.T + 2 * self.half * xp_sum(B * W, 1)
+        bent = (self.x @ W) @ B.T + seen @ W.T + 2 * self.half * _sum(B * W, 1)
         return c[:, 0] + (self.x + self.half) * c[:, 1] + bent
 
     def adjoint(self, B: Array, seen: Array, e: Array) -> Array:
         """The adjoint map, of slopes e (m, d)."""
         xp = array_namespace(e)
-        own = xp_sum(e * self.half, 0)
+        own = _sum(e * self.half, 0)
         W = self.x.T @ (e @ B) + e.T @ seen + 2 * B * own[:, None]
-        lines = xp.stack([xp_sum(e, 0), xp_sum(e * (self.x + self.half), 0)], axis=1)
+        lines = xp.stack([_sum(e, 0), _sum(e * (self.x + self.half), 0)], axis=1)
         return xp.concat([lines, W], axis=1)
 
     def diagonal(self, B: Array, seen: Array) -> Array:
         """About the diagonal of the normal equations (d, 2 + p)."""
         xp = array_namespace(B)
-        lines = xp.stack([xp_sum(self.weight, 0), xp_sum(self.weight * (self.x + self.half) ** 2, 0)], axis=1)
+        lines = xp.stack([_sum(self.weight, 0), _sum(self.weight * (self.x + self.half) ** 2, 0)], axis=1)
         W = self.weight.T @ seen**2 + (self.x**2).T @ (self.weight @ B**2)
         return xp.concat([lines, W], axis=1)
 
@@ -266,22 +268,20 @@ def _known(start: Surrogate, is_active: Array, spare: int) -> _Model:
 
 
 def _extended(design: _Design, slope: Array, model: _Model) -> _Model:
-    """The model with the leading directions of its residuals in place of those that it leaves out."""
+    """The model with the leading directions of its residuals for those that it leaves out."""
     xp, p = array_namespace(slope), model.w.shape[0]
     # Weights that differ between the slopes of a star would hide directions, so they hardly do.
-    counted = design.weight / (design.weight + _SMALL * xp.mean(design.weight))
+    usual = xp.sum(design.weight**2) / xp.sum(design.weight)
+    counted = design.weight / (design.weight + _SMALL * usual)
     _, _, axes = xp.linalg.svd((slope - design.values(model)) * counted, full_matrices=False)
     more = axes[:p, :].T
-    is_used = xp.concat([xp.astype(model.w != 0, xp.int64), 0 * xp.arange(more.shape[1], device=device(slope)) + 0])
-    place = xp.where(is_used > 0, -is_used, xp.concat([xp.ones_like(is_used[:p]), is_used[p:]]))
+    place = xp.concat([xp.where(model.w != 0, 0 * model.w - 1, 0 * model.w + 1), xp.zeros_like(more[0, :])])
     chosen = xp.argsort(place, stable=True)[:p]
     B = xp.linalg.qr(xp.take(xp.concat([model.B, more], axis=1), chosen, axis=1))[0]
     return model._replace(B=B, w=xp.take(xp.concat([model.w, xp.zeros_like(more[0, :])]), chosen))
 
 
-def _improved(
-    design: _Design, slope: Array, model: _Model, is_active: Array, effort: Effort
-) -> _Improved:
+def _improved(design: _Design, slope: Array, model: _Model, is_active: Array, effort: Effort) -> _Improved:
     """The model after turns of Levenberg and Marquardt, and its errors.
 
     A turn that increases the errors is not made.
@@ -309,7 +309,7 @@ def _improved(
         return tuple(xp.where(is_better, yes, no) for yes, no in zip(after, before, strict=True))
 
     error = xp.sum(design.weight * (slope - design.values(model)) ** 2)
-    *parts, _, error = repeat(effort.turns, turn, (*model, _DAMPING * xp.ones_like(error), error))
+    *parts, _, error = repeat(effort.turns, turn, (*model, _DAMPING * xp.ones_like(error), error), unrolled=1)
     return _Improved(_Model(*parts), error)
 
 
@@ -324,14 +324,14 @@ def _moved(old: _Model, B: Array, c: Array, active: Array) -> _Model:
     return _Model(old.g + c[:, 0], old.t + c[:, 1], Q @ xp.take(axes, leading, axis=1), xp.take(w, leading) * active)
 
 
-def _conjugate_gradients(product: object, right: Array, size: Array, n: int) -> Array:
+def _conjugate_gradients(product: Callable[[Array], Array], right: Array, size: Array, n: int) -> Array:
     """Solve ``product(c) = right`` in n steps, preconditioned by the diagonal ``size``."""
     xp = array_namespace(right)
     tiny = xp.finfo(right.dtype).smallest_normal
 
     def step(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
         c, left, along, square = state
-        seen = product(along)  # type: ignore[operator]
+        seen = product(along)
         length = square / xp.maximum(xp.sum(along * seen), tiny * xp.ones_like(square))
         c, left = c + length * along, left - length * seen
         better = left / size
@@ -339,9 +339,9 @@ def _conjugate_gradients(product: object, right: Array, size: Array, n: int) -> 
         return c, left, better + new / xp.maximum(square, tiny * xp.ones_like(square)) * along, new
 
     better = right / size
-    return repeat(n, step, (xp.zeros_like(right), right, better, xp.sum(right * better)))[0]
+    return repeat(n, step, (xp.zeros_like(right), right, better, xp.sum(right * better)), unrolled=1)[0]
 
 
-def xp_sum(array: Array, axis: int) -> Array:
+def _sum(array: Array, axis: int) -> Array:
     """Sum along an axis."""
     return array_namespace(array).sum(array, axis=axis)
