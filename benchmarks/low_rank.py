@@ -1,8 +1,12 @@
 """Low rank plus a diagonal beside the diagonal and the full covariance: evaluations, seconds, nats.
 
-The target is a Gaussian whose covariance is D + FF', so KL(q || target) is known exactly.
+The target is a Gaussian of low rank plus a diagonal, so KL(q || target) is known exactly:
 
-Run with ``python benchmarks/low_rank.py [--dims 20 50 100] [--rank 3] [--kind covariance]``.
+- ``decades``: scales over two decades, directions 2 to 50 times as wide as them, a mean three
+  standard deviations off,
+- ``covariance`` or ``precision``: that matrix is D + FF' with normal F.
+
+Run with ``python benchmarks/low_rank.py [--dims 20 50 100] [--rank 3] [--kind decades] [--seed 1]``.
 """
 
 from __future__ import annotations
@@ -18,14 +22,19 @@ import qbvi
 
 
 class Target:
-    """A Gaussian log-likelihood with a covariance, or a precision, D + FF'; it times its calls."""
+    """A Gaussian log-likelihood; it times its calls."""
 
-    def __init__(self, d: int, rank: int, kind: str) -> None:
-        rng = np.random.default_rng(7)
-        F = rng.standard_normal((d, rank))
-        matrix = np.diag(np.exp(rng.uniform(-1, 1, d))) + F @ F.T
-        self.precision = np.linalg.inv(matrix) if kind == "covariance" else matrix
-        self.mean, self.seconds = rng.standard_normal(d), 0.0
+    def __init__(self, d: int, rank: int, kind: str, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        if kind == "decades":
+            s = 10 ** rng.uniform(-1, 1, d)
+            F = np.linalg.qr(rng.standard_normal((d, rank)))[0] * np.geomspace(2, 50, rank) ** 0.5
+            matrix, mean = s[:, None] * (np.eye(d) + F @ F.T) * s, 3 * s * rng.standard_normal(d)
+        else:
+            F = rng.standard_normal((d, rank))
+            matrix, mean = np.diag(np.exp(rng.uniform(-1, 1, d))) + F @ F.T, rng.standard_normal(d)
+        self.precision = matrix if kind == "precision" else np.linalg.inv(matrix)
+        self.mean, self.seconds = mean, 0.0
         self._root = np.linalg.cholesky(self.precision)
 
     def __call__(self, theta: NDArray[Any]) -> NDArray[Any]:
@@ -48,17 +57,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dims", type=int, nargs="+", default=[20, 50, 100])
     parser.add_argument("--rank", type=int, default=3)
-    parser.add_argument("--kind", choices=("covariance", "precision"), default="covariance")
-    parser.add_argument("--families", nargs="+", default=["diagonal", "rank", "low-rank", "full"])
+    parser.add_argument("--kind", choices=("decades", "covariance", "precision"), default="decades")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--families", nargs="+", default=["rank", "low-rank", "full"])
     parser.add_argument("--max-evals", type=int)
     args = parser.parse_args()
     print("|   d | family   | evaluations | seconds | nats missing | converged |")
     print("| --- | -------- | ----------- | ------- | ------------ | --------- |")
     for d in args.dims:
         for name in args.families:
-            target = Target(d, args.rank, args.kind)
+            target = Target(d, args.rank, args.kind, args.seed)
             family = qbvi.LowRank(rank=args.rank) if name == "rank" else name
-            options = {"vectorized": True, "seed": 1, "max_evals": args.max_evals}
+            options = {"vectorized": True, "seed": args.seed, "max_evals": args.max_evals}
             begin = time.process_time()
             fit = qbvi.fit(target, qbvi.Flat(shape=d), family=family, **options)
             seconds = time.process_time() - begin - target.seconds

@@ -136,7 +136,9 @@ def worth(precision: Array) -> Array:
     return 0.5 * (precision - 1 - array_namespace(precision).log(precision))
 
 
-def nearest(form: Form, rank: int, s: Array | None = None, smallest: Array | float = _SMALLEST, sweeps: int = 3) -> Spikes:
+def nearest(
+    form: Form, rank: int, s: Array | None = None, smallest: Array | float = _SMALLEST, sweeps: int = 3
+) -> Spikes:
     r"""The precision of the family that is nearest to T = ``form``, by KL(q || N(., T^-1)).
 
     For given scales s, the best directions are eigenvectors of :math:`sTs`, with its eigenvalues m

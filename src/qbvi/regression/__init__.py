@@ -5,7 +5,7 @@ the method for Gaussian families, `mean_field` the one for products of other fam
 one for any array library. The first two regress (`regress`, `surrogate`, `hermite`) on the `store`
 of all points, with a `correction` by draws that the regression did not see. `ridge` regresses with
 `krylov`. `line` has the steps of a Gaussian. `low_rank` is the method for covariances of low rank
-plus a diagonal, and regresses with `few_directions`.
+plus a diagonal, and regresses with `stars`.
 """
 
 from qbvi.regression.gaussian import Regression

@@ -55,9 +55,11 @@ class LowRankRules:
     beside: int = 64  # fewest draws beside the stars, ...
     beside_share: int = 8  # ... and one for so many coordinates
     fewest_beside: int = 8  # if the user gives the number of draws
-    # Directions of the surrogate beyond the rank. Those that are left out are noise to the others,
-    # so there are more of them where they cost little: so many numbers, within these bounds.
-    extra_numbers: int = 4000
+    # Directions of the surrogate beyond the rank: those that it leaves out are noise to the others.
+    # Up to so many coordinates it has them all, beyond so many numbers, but at least a few. More of
+    # them than the function has make the search slower.
+    most_full: int = 64
+    extra_numbers: int = 2000
     fewest_extra: int = 2
     spare: int = 2  # of all directions, those that start from the residuals at each iteration
     support: float = 2.0  # stars for each row of coefficients that a regression needs at least
@@ -282,8 +284,9 @@ class LowRankRegression(Algorithm):
 
     def _count(self, family: LowRankGaussian) -> int:
         """Directions of the surrogate."""
-        rule = self.low_rank_rules
-        return min(family.rank + max(rule.fewest_extra, rule.extra_numbers // family.dim), family.dim)
+        rule, d = self.low_rank_rules, family.dim
+        extra = d if d <= rule.most_full else max(rule.fewest_extra, rule.extra_numbers // d)
+        return min(family.rank + extra, d)
 
     def _memory(self, family: LowRankGaussian) -> int:
         """Stars to remember."""
