@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from qbvi.arguments import whole_number
-from qbvi.arrays import Array, array_namespace, device
+from qbvi.arrays import Array, array_namespace, device, repeat
 from qbvi.families.base import Curve
 from qbvi.families.gaussian import Gaussian
 from qbvi.families.one_gaussian import OneGaussian
@@ -179,13 +179,14 @@ def _distance(form: Form, spikes: Spikes) -> Array:
 def _alternated(form: Form, s: Array, rank: int, smallest: Array | float, sweeps: int) -> Spikes:
     """The two conditions of `nearest` by turns, from the scales s."""
     xp = array_namespace(s)
-    spikes = best_directions(form, s, rank, smallest)
-    for _ in range(sweeps - 1):
-        excess = form._diagonal_with(spikes)
-        limits = xp.ones_like(s) / _MOST_CHANGE, xp.ones_like(s) * _MOST_CHANGE
-        s = s * xp.minimum(xp.maximum(excess, limits[0]), limits[1]) ** -0.5
-        spikes = best_directions(form, s, rank, smallest)
-    return spikes
+    limits = xp.ones_like(s) / _MOST_CHANGE, xp.ones_like(s) * _MOST_CHANGE
+
+    def sweep(i: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        spikes = Spikes(*state)
+        excess = xp.minimum(xp.maximum(form._diagonal_with(spikes), limits[0]), limits[1])
+        return tuple(best_directions(form, spikes.s * excess**-0.5, rank, smallest))
+
+    return Spikes(*repeat(sweeps - 1, sweep, tuple(best_directions(form, s, rank, smallest)), unrolled=1))
 
 
 def best_directions(form: Form, s: Array, rank: int, smallest: Array | float = _SMALLEST) -> Spikes:
