@@ -86,7 +86,7 @@ class LowRankRules:
     quiet: float = 0.1  # nats that errors will cost after a step, relative to its gain
     least_share: float = 0.5  # of the tolerance: a direction that gains less is left out
     halvings: int = 16  # of the bisection for the longest step, on the log scale
-    sweeps: int = 12  # alternations of directions and scales on the way to the nearest member
+    sweeps: int = 3  # alternations of directions and scales on the way to the nearest member
     doubt: float = 4.0  # factor of the predicted gap each time that fresh draws contradict it
     fewest_points: int = 2  # finite stars below which the start is rescaled
     evals_per_fresh: int = 10  # evaluations for each fresh draw at the end
