@@ -37,6 +37,7 @@ __all__ = ["Form", "LowRankGaussian", "Spikes", "best_directions", "nearest", "w
 
 _SWEEPS = 60  # alternations of directions and scales for a dense covariance
 _SMALLEST = 1e-12  # least precision of a direction, relative to the scales: a member stays regular
+_TIE = 1e-6  # twice the nats by which another start must be better: rounding does not decide
 _MOST_CHANGE = 4.0  # factor of a variance within one sweep
 _SMALL_SQUARE = 1e-6  # variance of a combination of squares that changes q along its directions alone
 
@@ -166,7 +167,7 @@ def nearest(
     starts = [form.t**-0.5, total**-0.5] + ([] if s is None else [s])
     best, *others = (_alternated(form, start, rank, smallest, sweeps) for start in starts)
     for other in others:
-        is_better = _distance(form, other) < _distance(form, best)
+        is_better = _distance(form, other) < _distance(form, best) - _TIE
         best = Spikes(*(xp.where(is_better, new, old) for new, old in zip(other, best, strict=True)))
     return best
 
@@ -198,7 +199,10 @@ def best_directions(form: Form, s: Array, rank: int, smallest: Array | float = _
     m, vectors = xp.linalg.eigh(0.5 * (middle + middle.T))
     m = xp.maximum(m, smallest * xp.ones_like(m))
     best = xp.argsort(-worth(m))[:rank]
-    return Spikes(s, Q @ xp.take(vectors, best, axis=1), xp.take(m, best))
+    U = Q @ xp.take(vectors, best, axis=1)
+    # The sign of a direction does not matter, but it should not depend on the library.
+    sign = xp.where(xp.sum(U, axis=0) < 0, -xp.ones_like(U[0, :]), xp.ones_like(U[0, :]))
+    return Spikes(s, sign * U, xp.take(m, best))
 
 
 class _Opened(NamedTuple):
