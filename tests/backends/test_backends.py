@@ -135,7 +135,10 @@ def assert_same(one, other, rtol=1e-8):
 # The same fit everywhere.
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = {"low rank"}  # compilation takes up to half a minute
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.soak] * (case in LONG)) for case in CASES])
 def test_a_fit_is_the_same_on_every_backend(case, backend):
     function, options = CASES[case]
     if backend == "cupy":

@@ -289,7 +289,9 @@ class LowRankGaussian(OneGaussian):
         eye = xp.eye(self.dim, dtype=full.dtype, device=device(full))
         scaled = (K * s).T @ (K * s)
         w, axes = xp.linalg.eigh(0.5 * (scaled + scaled.T) - eye)
-        found = nearest(Form(xp.ones_like(s), axes, w), self.rank, sweeps=_SWEEPS)
+        # If no direction is left out, the first turn is exact.
+        sweeps = _SWEEPS if self.rank < self.dim else 1
+        found = nearest(Form(xp.ones_like(s), axes, w), self.rank, sweeps=sweeps)
         return self.member(mu, Spikes(found.s * s, found.U, found.lam))
 
     def full(self, q: Array) -> Array:

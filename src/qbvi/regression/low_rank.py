@@ -123,6 +123,10 @@ class LowRankRegression(Algorithm):
 
     It is what ``method="auto"`` chooses for ``family="low-rank"``, on every backend.
 
+    The function should have little noise: each value informs about one row of the Hessian only. If
+    the function returns standard deviations of its noise, the steps do not use them, and all values
+    count alike. Only k-hat and the missing nats of the result use them.
+
     Parameters
     ----------
     tol
