@@ -10,6 +10,7 @@ from qbvi.arrays import to_numpy
 from qbvi.families import Gaussian, LowRankGaussian
 from qbvi.families.low_rank import Form, Spikes, worth
 from qbvi.protocol import Values
+from qbvi.regression.low_rank import LowRankRules
 from qbvi.regression.stars import Effort, Surrogate, observed, regress, star_points
 from sweeps import sweep
 
@@ -142,17 +143,17 @@ def test_stars_estimate_the_expected_hessian_of_any_function(rng):
 
 def test_a_logistic_regression_comes_near_the_best_member(rng):
     """The posterior is nearly the full Gaussian, and the member nearest to that has a known divergence from it."""
-    n, d = 200, 8
+    n, d = 200, 6
     x = rng.standard_normal((n, 3)) @ rng.standard_normal((3, d)) + 0.3 * rng.standard_normal((n, d))
     y = (x @ np.full(d, 0.3) + rng.logistic(size=n) > 0).astype(float)
     f = lambda beta: np.sum((beta @ x.T) * y + scipy.special.log_expit(-(beta @ x.T)), axis=1)
     prior, options = qbvi.Normal(0, 1, shape=d), {"vectorized": True, "seed": 1, "max_evals": 6000}
     full = qbvi.fit(f, prior, family="full", **options)
-    fit = qbvi.fit(f, prior, family=qbvi.LowRank(rank=2), **options)
+    fit = qbvi.fit(f, prior, family=qbvi.LowRank(rank=1), **options)
     best = fit.family.from_moments(*full.unconstrained)
     missing = Gaussian(d).kl(fit.family.full(best), full.q)
-    assert fit.elbo - full.elbo > -missing - 0.3  # the largest tolerance is 0.25 nats, and the bounds have errors
-    assert missing > 0.3  # so that there is something to see
+    assert fit.elbo - full.elbo > -missing - 0.15  # the largest tolerance is 0.1 nats, and the bounds have errors
+    assert missing > 1  # so that there is something to see
 
 
 def test_the_product_knows_the_family(recovered, tmp_path):
@@ -207,7 +208,8 @@ def test_noise_that_the_function_returns_leaves_the_steps_as_they_are():
 def test_iterations_are_the_same_on_every_array_library(xp):
     """Whole fits, and JAX, are in tests/backends: they take long to compile."""
     target, family = Target(5, 1, "covariance"), LowRankGaussian(5, 1)
-    method = qbvi.LowRankRegression(n_samples=40, n_remembered=120)
+    rules = LowRankRules(turns=2, products=5, halvings=4)
+    method = qbvi.LowRankRegression(n_samples=80, n_remembered=160, low_rank_rules=rules)
 
     def after_two_iterations(library):
         rng = np.random.default_rng(1)
@@ -218,10 +220,13 @@ def test_iterations_are_the_same_on_every_array_library(xp):
             f = library.asarray(target(to_numpy(theta)))
             values = Values(f, f, library.isfinite(f), 0 * f)
             state, info = method.tell(family, library.zeros(1), state, theta, values)
-        return to_numpy(state.q), to_numpy(info.lower_bound)
+        return to_numpy(state.q), to_numpy(info.bound)
 
-    for there, here in zip(after_two_iterations(xp), after_two_iterations(np), strict=True):
-        np.testing.assert_allclose(there, here, rtol=1e-6, atol=1e-6)
+    q, bound = after_two_iterations(np)
+    there = after_two_iterations(xp)
+    np.testing.assert_allclose(there[0], q, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(there[1], bound, rtol=1e-6)
+    assert np.all(family.mean(q) != 0)  # it has moved
 
 
 def test_failures_and_constrained_parameters_are_as_with_any_family():

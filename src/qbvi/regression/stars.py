@@ -172,7 +172,8 @@ def regress(stars: Stars, start: Surrogate, effort: Effort) -> Surrogate:
     stars, start = stars.scaled(centre, alone.units), start.scaled(centre, alone.units)
     design = _Design(stars.base, stars.half, stars.weight)
     # Rounding must not decide: the number of stars is often a whole number.
-    is_active = xp.arange(start.T.w.shape[0], device=device(centre)) + 0.25 < effort.active
+    places = xp.arange(start.T.w.shape[0], dtype=centre.dtype, device=device(centre))
+    is_active = places + 0.25 < effort.active
     known = _known(start, is_active, effort.spare)
     none = _Model(alone.g, alone.t, known.B, 0 * known.w)
     old, new = (_improved(design, stars.slope, first, is_active, effort) for first in (known, none))
