@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
+from qbvi.arrange import LowRank
 from qbvi.ask import Ask
 from qbvi.backends import BackendError
 from qbvi.checkpoint import CheckpointError
@@ -50,7 +51,7 @@ from qbvi.mcmc import MCMC
 from qbvi.predict import Predictive
 from qbvi.problem import Problem
 from qbvi.random import Antithetic, Independent, Sobol
-from qbvi.regression import MeanFieldRegression, Regression, Ridge
+from qbvi.regression import LowRankRegression, MeanFieldRegression, Regression, Ridge
 from qbvi.results import Fit
 from qbvi.run import DomainError
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
@@ -118,6 +119,8 @@ __all__ = [
     "LogNormal",
     "LogPrior",
     "Loo",
+    "LowRank",
+    "LowRankRegression",
     "MaxIterations",
     "MeanFieldRegression",
     "Momentum",

@@ -6,20 +6,30 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arguments import shown
+from qbvi.arguments import shown, whole_number
 from qbvi.arrays import Array
 from qbvi.distributions import Distribution
-from qbvi.families import LAWS, DiagonalGaussian, ExponentialFamily, Family, Gaussian, GaussianFamily, product
+from qbvi.families import (
+    LAWS,
+    DiagonalGaussian,
+    ExponentialFamily,
+    Family,
+    Gaussian,
+    GaussianFamily,
+    LowRankGaussian,
+    product,
+)
 from qbvi.model import Model, named_distributions
 from qbvi.naming import pick
 from qbvi.supports import Interval, Positive, PositiveDefinite, Simplex, Support, WholeNumbers
 
-__all__ = ["MOST_JOINT", "Groups", "KnownPrior", "arrange", "size_note"]
+__all__ = ["MOST_JOINT", "Groups", "KnownPrior", "LowRank", "arrange", "size_note"]
 
 Groups = Sequence[Sequence[str | int]]
 Floats = NDArray[np.float64]
@@ -33,9 +43,43 @@ _MOST_FULL_BY_DEFAULT = 1_000
 # Fewest values of a whole number that counts as an ordered one. A number with fewer may be a label.
 _MANY_VALUES = 8
 _MOST_FULL = 5_000  # most coordinates of one on request: 200 MB for each copy of the covariance
+# Most directions of a Gaussian of low rank whose rank is not given. Time and memory of a fit grow
+# with this number, the evaluations with the directions that the data support.
+_MOST_DIRECTIONS = 20
 _GAUSSIAN: dict[str, Any] = {"full": Gaussian, "diagonal": DiagonalGaussian, "log-normal": DiagonalGaussian}
 # An exponential distribution has no free width. As a posterior, a gamma distribution serves better.
 _LAW_OF_PRIOR = {name: name for name in LAWS} | {"Exponential": "Gamma"}
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """One Gaussian over all parameters, whose covariance is a diagonal plus a matrix of low rank.
+
+    As ``family=`` of a fit, ``"low-rank"`` is the same as ``qbvi.LowRank()``.
+
+    Parameters
+    ----------
+    rank
+        Most directions in which the covariance may differ from a diagonal. The fit uses as many of
+        them as its evaluations support. The default is 20, or the number of coordinates if that is
+        less.
+
+    Examples
+    --------
+    >>> from qbvi.distributions import Normal
+    >>> arrange(Normal(0, 1, shape=1000), LowRank(rank=10))[1]
+    LowRankGaussian(dim=1000, rank=10)
+    """
+
+    rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None:
+            object.__setattr__(self, "rank", whole_number("rank", self.rank))
+
+    def gaussian(self, dim: int) -> LowRankGaussian:
+        """The family for so many coordinates."""
+        return LowRankGaussian(dim, min(dim, _MOST_DIRECTIONS) if self.rank is None else self.rank)
 
 
 class _Factor(NamedTuple):
@@ -45,7 +89,9 @@ class _Factor(NamedTuple):
     names: tuple[str, ...]
 
 
-def arrange(prior: Any, family: str | Groups | Mapping[Any, str], most_joint_wholes: int = 0) -> tuple[Model, Family]:
+def arrange(
+    prior: Any, family: str | Groups | Mapping[Any, str] | LowRank, most_joint_wholes: int = 0
+) -> tuple[Model, Family]:
     """Turn ``prior`` and ``family`` into a model and a family over its flat vector.
 
     With ``family="auto"``, whole numbers of many values join all other parameters in up to
@@ -63,6 +109,10 @@ def arrange(prior: Any, family: str | Groups | Mapping[Any, str], most_joint_who
     ['InverseGamma', 'Gaussian']
     """
     priors = named_distributions(prior)
+    if isinstance(family, LowRank) or (isinstance(family, str) and family == "low-rank"):
+        _check_gaussian(priors, set(priors))
+        model = Model(prior)
+        return model, (family if isinstance(family, LowRank) else LowRank()).gaussian(model.dim)
     if not isinstance(family, str | Mapping):
         return _grouped(prior, family)
     if isinstance(family, str) and family == "auto" and _joins_wholes(priors, most_joint_wholes):
@@ -111,7 +161,8 @@ class KnownPrior:
         self._taken: list[str] = []
         eta = self._embed()
         self._is_known = eta is not None
-        self.eta = np.zeros(family.size) if eta is None else eta
+        # Of a curved family, the whole prior remains: one zero stands for all of eta.
+        self.eta = np.zeros(1 if _is_curved(family) else family.size) if eta is None else eta
 
     def remaining(self, u: Array) -> Array:
         """The part of the log prior that ``eta`` does not contain: (n, d) -> (n,)."""
@@ -122,6 +173,8 @@ class KnownPrior:
 
     def _embed(self) -> Floats | None:
         quadratic = self._model.quadratic_prior()
+        if _is_curved(self._family):
+            return None
         if isinstance(self._family, GaussianFamily):
             return self._family.embed(quadratic.linear, quadratic.precision)
         parts = [self._embed_factor(factor, columns) for factor, columns in self._family.independent_parts]
@@ -159,6 +212,10 @@ class KnownPrior:
         )
 
 
+def _is_curved(family: Family) -> bool:
+    return isinstance(family, GaussianFamily) and family.is_curved
+
+
 def _joins_wholes(priors: Mapping[str, Distribution], most_dimensions: int) -> bool:
     """Whether whole numbers share one posterior with all other parameters.
 
@@ -177,7 +234,7 @@ def law_name(law: type[ExponentialFamily] | str) -> str:
 
 def _factors(priors: Mapping[str, Distribution], family: str | Mapping[Any, str]) -> list[_Factor]:
     if isinstance(family, str):
-        kind = pick("family", family, {"auto": "auto", "full": "full", "diagonal": "diagonal"})
+        kind = pick("family", family, {name: name for name in ("auto", "full", "diagonal", "low-rank")})
         return _automatic(priors) if kind == "auto" else [_Factor(kind, tuple(priors))]
     kinds = {**{kind: kind for kind in _GAUSSIAN}, **{law_name(law): law for law in LAWS}}
     listed = []
@@ -293,7 +350,7 @@ def _check_support(name: str, prior: Distribution, law: str) -> None:
 def _grouped(prior: Any, groups: Any) -> tuple[Model, Family]:
     """Independent Gaussian blocks over parameters or column numbers."""
     if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
-        msg = f"`family` must be 'auto', 'full', 'diagonal', a dict by parameter, or a list of groups such as [['a', 'b'], ['c']], got {groups!r}"
+        msg = f"`family` must be 'auto', 'full', 'diagonal', 'low-rank', a qbvi.LowRank, a dict by parameter, or a list of groups such as [['a', 'b'], ['c']], got {groups!r}"
         raise TypeError(msg)
     _check_gaussian(named_distributions(prior), set(named_distributions(prior)))
     model = Model(prior)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from qbvi.archive import PathLike
 from qbvi.arguments import a_function, a_path
-from qbvi.arrange import Groups, arrange, size_note
+from qbvi.arrange import Groups, LowRank, arrange, size_note
 from qbvi.checkpoint import (
     Answers,
     Checkpoint,
@@ -120,7 +120,7 @@ class Ask:
         prior: Any,
         *,
         method: str | Algorithm = "auto",
-        family: str | Groups | Mapping[Any, str] = "auto",
+        family: str | Groups | Mapping[Any, str] | LowRank = "auto",
         init: Any = None,
         evaluations: Any = None,
         tol: float | None = None,

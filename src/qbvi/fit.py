@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, ParamSpec
 import numpy as np
 
 from qbvi.arguments import a_function, a_path, flag, number, positive_number, shown, whole_number
-from qbvi.arrange import Groups, arrange, size_note
+from qbvi.arrange import Groups, LowRank, arrange, size_note
 from qbvi.backends import HOST, Backend, find_backend
 from qbvi.backends.base import leaves
 from qbvi.check import Source
@@ -81,7 +81,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     vectorized: bool | int = False,
     pointwise: bool = False,
     method: str | Algorithm = "auto",
-    family: str | Groups | Mapping[Any, str] = "auto",
+    family: str | Groups | Mapping[Any, str] | LowRank = "auto",
     data: Any = None,
     batch_size: int | None = None,
     init: Any = None,
@@ -163,6 +163,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
           more than 250 continuous dimensions, so does a parameter whose prior is gamma, inverse
           gamma, beta, Dirichlet, Wishart or inverse Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
+        - ``"low-rank"``: one Gaussian whose covariance is a diagonal plus a matrix of low rank, for
+          many parameters with few strong correlations; ``qbvi.LowRank(rank=10)`` limits the rank.
         - A dict by parameter or group of parameters, such as
           ``{"sigma2": "gamma", "beta": "diagonal"}`` or ``{("a", "b"): "full"}``. Each entry is
           independent of the others. Parameters that it does not list are treated as with

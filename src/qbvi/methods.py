@@ -10,12 +10,12 @@ from qbvi.arguments import positive_number, whole_number
 from qbvi.arrange import MOST_JOINT
 from qbvi.backends import HOST, Backend
 from qbvi.baselines import BBVI, CGVB, MGVB
-from qbvi.families import DiagonalGaussian, Family, GaussianFamily
+from qbvi.families import DiagonalGaussian, Family, GaussianFamily, LowRankGaussian
 from qbvi.free import Free, FreeRules
 from qbvi.model import Model
 from qbvi.naming import pick
 from qbvi.protocol import Algorithm
-from qbvi.regression import MeanFieldRegression, Regression, Ridge
+from qbvi.regression import LowRankRegression, MeanFieldRegression, Regression, Ridge
 from qbvi.stopping import RESERVE, Budget, MaxIterations, Plateau
 from qbvi.updates import LearningRate
 
@@ -71,11 +71,14 @@ def automatic(task: Task) -> Algorithm:
 
     - Mini-batches, or more dimensions than a regression can handle with this budget: the residual
       estimator.
+    - A Gaussian of low rank plus a diagonal, with values of all the data: `LowRankRegression`.
     - A posterior that is not all Gaussian: `MeanFieldRegression`.
     - A posterior that may take any shape, in few dimensions on the host: `Free`.
     - A Gaussian posterior: `Regression` on the host, `Ridge` on other backends.
     """
     family, on_host = task.family, task.backend.is_host
+    if isinstance(family, LowRankGaussian) and not task.has_batches:
+        return LowRankRegression(tol=task.gap)
     most = _MOST_DIAGONAL if isinstance(family, DiagonalGaussian) and not on_host else _MOST_DIMENSIONS
     if task.has_batches or (family.dim > most and not _pays(task)):
         return many_dimensional(family.dim, has_budget=task.max_evals is not None or task.max_time is not None)
@@ -115,6 +118,7 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "regression": lambda task: Regression(tol=task.gap),
     "mean-field": lambda task: MeanFieldRegression(tol=task.gap),
     "ridge": lambda task: Ridge(tol=task.gap),
+    "low-rank": lambda task: LowRankRegression(tol=task.gap),
     "bbvi": lambda task: BBVI(),
     "cgvb": lambda task: CGVB(),
     "mgvb": lambda task: MGVB(),
@@ -148,12 +152,26 @@ def choose_method(method: str | Algorithm, model: Model, task: Task) -> Algorith
         )
         raise TypeError(msg)
     if not chosen.fits(task.family):
+        _refuse_low_rank(chosen, task.family)
         msg = (
             f"`method` must be able to fit this posterior, which is not all Gaussian, got {type(chosen).__name__}; "
             "take 'auto' or a qbvi.QBVI, or family='full' for one Gaussian over all parameters"
         )
         raise TypeError(msg)
     return chosen.for_model(model)
+
+
+def _refuse_low_rank(chosen: Algorithm, family: Family) -> None:
+    """Say so if the method or the family, but not both, is of low rank."""
+    if isinstance(family, LowRankGaussian):
+        msg = (
+            f"`method` must be 'auto', 'low-rank' or a qbvi.QBVI for a Gaussian of low rank plus a diagonal, got {type(chosen).__name__}; "
+            "take family='full' for the other methods"
+        )
+        raise TypeError(msg)
+    if isinstance(chosen, LowRankRegression):
+        msg = f"`method` 'low-rank' must go with family='low-rank' or a qbvi.LowRank, got a {type(family).__name__}"
+        raise TypeError(msg)
 
 
 def many_dimensional(d: int, *, has_budget: bool = False) -> QBVI:

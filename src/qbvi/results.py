@@ -24,6 +24,7 @@ from qbvi.families import (
     Family,
     Gaussian,
     GaussianProduct,
+    LowRankGaussian,
     Mixture,
     NegativeBinomial,
     Sample,
@@ -814,7 +815,7 @@ class Fit:
     @cached_property
     def _mean_and_sd(self) -> tuple[Floats, Floats]:
         """Mean and standard deviation of all entries (p,), without the covariance of (p, p)."""
-        if not isinstance(self.family, DiagonalGaussian):
+        if not isinstance(self.family, DiagonalGaussian | LowRankGaussian):
             return self._moments[0], np.sqrt(np.diagonal(self._moments[1]))
         loc, scale = to_numpy(self.family.mean(self.q)), to_numpy(self.family.sd(self.q))
         real = [block for block in self.blocks if isinstance(block.prior.support, Real) or block.is_native]
@@ -916,6 +917,8 @@ def _describe(family: Density) -> str:
         return f"{family.dim} dimensions, Gaussian with full covariance"
     if isinstance(family, DiagonalGaussian):
         return f"{family.dim} dimensions, Gaussian with diagonal covariance"
+    if isinstance(family, LowRankGaussian):
+        return f"{family.dim} dimensions, Gaussian with a covariance of rank {family.rank} plus a diagonal"
     if isinstance(family, GaussianProduct):
         return f"{family.dim} dimensions, Gaussian in {len(family.factors)} independent blocks"
     names = [type(part.family).__name__ for part in family.independent_parts]

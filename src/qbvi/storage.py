@@ -17,7 +17,7 @@ from qbvi.arrays import to_numpy
 from qbvi.ending import StopKind
 from qbvi.evaluate.failures import Failure
 from qbvi.evaluations import STAGES, Evaluations
-from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, Mixture, Product, Sample, product
+from qbvi.families import LAWS, DiagonalGaussian, Family, Gaussian, LowRankGaussian, Mixture, Product, Sample, product
 from qbvi.families.base import Density
 from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity
@@ -32,7 +32,13 @@ from qbvi.supports import UserDefinedError, WholeNumbers, support_from_spec
 
 __all__ = ["load", "read_facts", "save"]
 
-_KINDS: dict[str, Any] = {"Gaussian": Gaussian, "DiagonalGaussian": DiagonalGaussian, "Sample": Sample, **LAWS}
+_KINDS: dict[str, Any] = {
+    "Gaussian": Gaussian,
+    "DiagonalGaussian": DiagonalGaussian,
+    "LowRankGaussian": LowRankGaussian,
+    "Sample": Sample,
+    **LAWS,
+}
 SCHEMA = 1
 _FORMAT = "qbvi-fit"
 _FACTS = "facts"  # in the header: what the commands store with a fit
@@ -48,6 +54,7 @@ _NUMBERS = (
 )  # an array, as JSON has no NaN or infinity
 _SIZES = (
     "dim",
+    "rank",
     "copies",
     "k",
     "p",

@@ -72,10 +72,10 @@ class Look:
     @cached_property
     def features(self) -> Floats | None:
         """Statistics of the draws, orthonormal under q (n, k); None if the draws are too few."""
-        if self.draws is None or self.h.size < _DRAWS_PER_COEFFICIENT * (1 + self.family.size):
+        if self.draws is None or self.h.size < _DRAWS_PER_COEFFICIENT * (1 + self.family.n_free):
             return None
         theta, values = self.draws
-        return np.asarray(self.family.features(to_numpy(self.q), to_numpy(theta)[is_ok(values)]))
+        return np.asarray(self.family.changes(to_numpy(self.q), to_numpy(theta)[is_ok(values)]))
 
 
 @dataclass(frozen=True)
@@ -265,5 +265,5 @@ class Verdict:
             return 0.0
         unknown = left_open(look.features, look.h[0])
         # The same if all draws had equal weight.
-        even = 0.5 * look.family.size * float(look.h[0].var()) / look.h.size
+        even = 0.5 * look.family.n_free * float(look.h[0].var()) / look.h.size
         return unknown if unknown > max(self.open_nats, self.uneven * even) else 0.0

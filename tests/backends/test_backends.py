@@ -102,6 +102,16 @@ CASES = {
             "vectorized": False,
         },
     ),
+    "low rank": (
+        stacked_logistic,
+        {
+            "prior": NORMAL,
+            "family": qbvi.LowRank(rank=1),
+            "vectorized": True,
+            "method": qbvi.LowRankRegression(n_samples=64, n_remembered=256, n_fresh=50),
+            "max_evals": 600,
+        },
+    ),
     "mini-batches": (
         rowwise_logistic,
         {"prior": NORMAL, "data": {"x": X, "y": Y}, "batch_size": 20, "vectorized": True},
@@ -125,14 +135,18 @@ def assert_same(one, other, rtol=1e-8):
 # The same fit everywhere.
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = {"low rank"}  # compilation takes up to half a minute
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.soak] * (case in LONG)) for case in CASES])
 def test_a_fit_is_the_same_on_every_backend(case, backend):
     function, options = CASES[case]
     if backend == "cupy":
         options = options | {"vectorized": True}
     # NumPy takes one point at a time where the others map: the function of stacked points is the same one here.
     there = fitted(function, backend=backend, **options)
-    assert_same(there, fitted(function, **options))
+    # Eigenvectors of nearly equal eigenvalues differ between libraries, and with them the rounding errors.
+    assert_same(there, fitted(function, **options), rtol=1e-6 if case == "low rank" else 1e-8)
     assert there.record.backend == str(find_backend(backend))
 
 

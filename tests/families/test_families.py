@@ -44,6 +44,7 @@ from qbvi.families import (
     diagonal,
 )
 from qbvi.families.gamma import gamma_quantile, log_gamma_quantile
+from qbvi.families.one_gaussian import OneGaussian
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
 
 STEPS = [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog(), InParameters()]
@@ -333,7 +334,7 @@ def test_density_is_the_exponential_family_form(case, rng, xp):
     theta = draws(family, q, rng, xp, 5)
     lam = family.natural(q)
     form = family.statistics(theta) @ lam + family.log_base(theta) - family.log_normaliser(lam)
-    gaussian_dims = sum(f.dim for f, _ in factors(family, q) if isinstance(f, Gaussian | DiagonalGaussian))
+    gaussian_dims = sum(f.dim for f, _ in factors(family, q) if isinstance(f, OneGaussian))
     form = to_numpy(form) - gaussian_dims / 2 * np.log(2 * np.pi)
     np.testing.assert_allclose(to_numpy(family.log_prob(q, theta)), form, rtol=1e-9, atol=1e-9)
 
@@ -530,7 +531,7 @@ def test_a_plain_step_out_of_the_domain_is_told_and_not_taken(gaussian):
     assert bool(inside)
     moved, inside = Plain()(family, q, -3.0 * family.natural(q))  # it would turn negative
     assert not bool(inside)
-    np.testing.assert_allclose(to_numpy(moved), to_numpy(q), atol=1e-12)
+    np.testing.assert_allclose(to_numpy(family.natural(moved)), to_numpy(family.natural(q)), atol=1e-10)
 
 
 def test_a_plain_step_of_a_law_out_of_its_domain_is_told_and_not_taken(law):

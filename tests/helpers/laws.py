@@ -20,6 +20,7 @@ from qbvi.families import (
     GaussianProduct,
     InverseGamma,
     InverseWishart,
+    LowRankGaussian,
     NegativeBinomial,
     Poisson,
     Product,
@@ -43,6 +44,7 @@ class Case(NamedTuple):
 CASES = {
     "full-1": Case(Gaussian(1)),
     "full-4": Case(Gaussian(4)),
+    "low-rank-3": Case(LowRankGaussian(3, rank=3)),  # all Gaussians: of lower rank see test_low_rank_gaussian.py
     "diagonal-3": Case(DiagonalGaussian(3)),
     "blocks": Case(GaussianProduct((Gaussian(2), DiagonalGaussian(1), Gaussian(2)), ((3, 0), (4,), (1, 2)))),
     "gamma": Case(Gamma(2), {"alpha": [3.0, 0.8], "beta": [2.0, 5.0]}),
@@ -105,7 +107,7 @@ def textbook(family, q):
     """The parameters in which `Family.euclidean` is the gradient, as free numbers: mean and covariance of a Gaussian."""
     if isinstance(family, Product):
         return np.concatenate([textbook(f, part) for f, part in factors(family, q)])
-    if isinstance(family, Gaussian):
+    if isinstance(family, Gaussian | LowRankGaussian):
         return np.concatenate([family.mean(q), pack_symmetric(family.cov(q))])
     if isinstance(family, DiagonalGaussian):
         return np.concatenate([family.mean(q), family.sd(q) ** 2])
@@ -118,7 +120,7 @@ def from_textbook(family, xi):
         ends = np.cumsum([0, *(f.size for f in family.factors)])
         parts = zip(family.factors, ends, ends[1:], strict=False)
         return np.concatenate([from_textbook(f, xi[a:b]) for f, a, b in parts])
-    if isinstance(family, Gaussian):
+    if isinstance(family, Gaussian | LowRankGaussian):
         return family.from_moments(xi[: family.dim], unpack_symmetric(xi[family.dim :], family.dim))
     if isinstance(family, DiagonalGaussian):
         return family.start(xi[: family.dim], np.sqrt(xi[family.dim :]))

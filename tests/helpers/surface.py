@@ -138,6 +138,8 @@ CONSTRUCTORS = {
     "Regression": {},
     "MeanFieldRegression": {},
     "Ridge": {},
+    "LowRank": {},
+    "LowRankRegression": {},
     "BoundedRate": {},
     "CholeskyLog": {},
     "ExponentialMap": {},

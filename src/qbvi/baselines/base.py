@@ -51,7 +51,7 @@ class Baseline(Algorithm):
 
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
-        return isinstance(family, GaussianFamily)
+        return isinstance(family, GaussianFamily) and not family.is_curved
 
     def fresh_draws(self, n_evals: int) -> int:
         """A fixed number of fresh draws."""

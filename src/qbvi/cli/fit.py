@@ -159,7 +159,7 @@ def _add_model(group: Any) -> None:
 
 
 def _add_fitting(group: Any) -> None:
-    families = ("auto", "full", "diagonal")
+    families = ("auto", "full", "diagonal", "low-rank")
     group.add_argument("--family", default="auto", choices=families, help="posterior covariance (default: %(default)s)")
     group.add_argument(
         "--method",

@@ -8,6 +8,7 @@ from qbvi.families.diagonal import DiagonalGaussian
 from qbvi.families.exponential import ExponentialFamily
 from qbvi.families.gamma import Exponential, Gamma, InverseGamma
 from qbvi.families.gaussian import Gaussian
+from qbvi.families.low_rank import LowRankGaussian
 from qbvi.families.mixture import Mixture
 from qbvi.families.product import GaussianProduct, Product, product
 from qbvi.families.sample import Sample
@@ -47,6 +48,7 @@ __all__ = [
     "GaussianProduct",
     "InverseGamma",
     "InverseWishart",
+    "LowRankGaussian",
     "Mixture",
     "NegativeBinomial",
     "Part",

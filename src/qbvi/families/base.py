@@ -144,6 +144,15 @@ class Family(Density):
     def features(self, q: Array, theta: Array) -> Array:
         """Statistics that are orthonormal under q, one per natural parameter: (n, d) -> (n, k)."""
 
+    @property
+    def n_free(self) -> int:
+        """Number of free parameters of a member."""
+        return self.size
+
+    def changes(self, q: Array, theta: Array) -> Array:
+        """Features along which q can change within its family: all, unless the family is curved."""
+        return self.features(q, theta)
+
     @abstractmethod
     def coordinates(self, q: Array, theta: Array) -> Array:
         """Whitened coordinates, with mean 0 and covariance I under q: (n, d) -> (n, n_whitened)."""
@@ -282,6 +291,15 @@ class GaussianFamily(Family):
 
         Returns ``b (d,)`` and the symmetric ``C (d, d)``.
         """
+
+    @property
+    def is_curved(self) -> bool:
+        """Whether the members are a curved subset of an exponential family.
+
+        A step along the natural gradient then leads out of the family, and back to the nearest
+        member. Only some methods expect that.
+        """
+        return False
 
     @property
     def n_quadratic(self) -> int:

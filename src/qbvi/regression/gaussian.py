@@ -87,7 +87,7 @@ class Regression(RegressionMethod):
 
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
-        return isinstance(family, GaussianFamily)
+        return isinstance(family, GaussianFamily) and not family.is_curved
 
     def for_model(self, model: Model) -> Self:
         """The method that knows how far out this model's prior makes sense."""

@@ -177,7 +177,7 @@ class Ridge(Algorithm):
 
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
-        return isinstance(family, GaussianFamily)
+        return isinstance(family, GaussianFamily) and not family.is_curved
 
     def fresh_draws(self, n_evals: int) -> int:
         """About a tenth of all evaluations, as `n_fresh` times a power of two.
