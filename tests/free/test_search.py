@@ -76,6 +76,14 @@ def test_noise_alone_refutes_nothing():
     assert not SEARCH._is_better_elsewhere(noisy, 0.0)
 
 
+def test_more_points_are_spread_for_a_rival_of_the_first_mode_only():
+    first, copy = mode(0.0), mode(20.0)._replace(n_evals=0)
+    for other, is_rival in ((mode(40.0, -0.5 * RULE.rival), True), (mode(40.0, -2 * RULE.rival), False)):
+        state = SEARCH._next(FAMILY, begun(first, copy, other)._replace(survey=surveyed()))
+        assert state.survey.is_spreading == is_rival
+        assert state.is_over == (not is_rival)
+
+
 def test_a_better_mode_inside_a_wide_one_is_new():
     wide = mode(0.0, sd=5.0)
     assert not SEARCH._is_new(mode(3.0, bound=0.5 * RULE.valley), (wide,))

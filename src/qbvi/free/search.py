@@ -35,7 +35,12 @@ class Mode(NamedTuple):
     bound: float  # lower bound before the step that led to it ...
     gain: float  # ... which was predicted to rise by so much
     top: float  # best log joint on the path to it
-    n_evals: int  # evaluations of that path
+    n_evals: int  # evaluations of that path; zero if it is an image of another mode
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is an image of another mode."""
+        return self.n_evals == 0
 
     @property
     def expected(self) -> float:
@@ -321,7 +326,7 @@ class Search:
         if len(state.starts):
             return self._begin(family, state._replace(starts=state.starts[1:]), state.starts[0])
         if is_aimed:
-            first, *others = state.modes[:: len(self.group(state))]
+            first, *others = [mode for mode in state.modes if not mode.is_copy]
             has_rival = any(mode.expected > first.expected - rule.rival for mode in others)
             survey = survey.ended(has_rival, rule)
             return state._replace(survey=survey, is_over=survey.is_over)
