@@ -91,7 +91,8 @@ class TestListsOfPriors:
         assert listed.labels == uniform.labels == ("theta[0]", "theta[1]")
         # Two fits of the same posterior: each may miss 0.05 nats of it.
         np.testing.assert_allclose(listed.mean, uniform.mean, atol=0.05)
-        np.testing.assert_allclose(listed.cov, uniform.cov, atol=0.05)
+        # A standard deviation that is wrong by a share s costs s^2 nats: 0.05 nats allow a fifth.
+        np.testing.assert_allclose(np.sqrt(np.diag(listed.cov)), np.sqrt(np.diag(uniform.cov)), rtol=0.2)
         error = 3 * np.hypot(listed.evidence_se, uniform.evidence_se)
         assert listed.evidence == pytest.approx(uniform.evidence, abs=error)
 

@@ -76,12 +76,13 @@ def test_noise_alone_refutes_nothing():
     assert not SEARCH._is_better_elsewhere(noisy, 0.0)
 
 
-def test_more_points_are_spread_for_a_rival_of_the_first_mode_only():
-    first, copy = mode(0.0), mode(20.0)._replace(n_evals=0)
-    for other, is_rival in ((mode(40.0, -0.5 * RULE.rival), True), (mode(40.0, -2 * RULE.rival), False)):
-        state = SEARCH._next(FAMILY, begun(first, copy, other)._replace(survey=surveyed()))
-        assert state.survey.is_spreading == is_rival
-        assert state.is_over == (not is_rival)
+@pytest.mark.parametrize(("below", "is_rugged"), [(2.0, True), (7.0, False), (50.0, True)])
+def test_more_points_are_spread_for_another_hill_but_not_for_a_copy_or_the_end_of_a_ridge(below, is_rugged):
+    first, copy, other = mode(0.0), mode(20.0)._replace(n_evals=0), mode(40.0, -below)
+    state = SEARCH._next(FAMILY, begun(first, copy, other)._replace(survey=surveyed()))
+    assert state.survey.is_spreading == is_rugged
+    assert state.is_over == (not is_rugged)
+    assert SEARCH._next(FAMILY, begun(first, copy)._replace(survey=surveyed())).is_over
 
 
 def test_a_better_mode_inside_a_wide_one_is_new():

@@ -327,8 +327,8 @@ class Search:
             return self._begin(family, state._replace(starts=state.starts[1:]), state.starts[0])
         if is_aimed:
             first, *others = [mode for mode in state.modes if not mode.is_copy]
-            has_rival = any(mode.expected > first.expected - rule.rival for mode in others)
-            survey = survey.ended(has_rival, rule)
+            is_rugged = any(not rule.rival < first.expected - mode.expected < rule.worth for mode in others)
+            survey = survey.ended(is_rugged, rule)
             return state._replace(survey=survey, is_over=survey.is_over)
         return self._aimed(family, state)
 

@@ -8,7 +8,7 @@ there may be another hill, and the search for a Gaussian starts again there. A l
 never does so. If that leads to a new mode, more lines follow.
 
 If all points are as predicted, no line is needed, and more points are spread instead. More points
-are spread also before the survey ends, if the first mode has a rival: there may be more. If the
+are spread also before the survey ends, if there are other hills: there may be more. If the
 Gaussians are right about nearly all points, the others are on other hills without more ado.
 
 A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
@@ -84,9 +84,9 @@ class Survey(NamedTuple):
         across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
         return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
 
-    def ended(self, has_rival: bool, rule: SurveyRule) -> Survey:
-        """The survey without further lines: over, or with more points if the mode has a rival."""
-        is_due = has_rival and self.n_spread < rule.spreads
+    def ended(self, is_rugged: bool, rule: SurveyRule) -> Survey:
+        """The survey without further lines: over, or with more points if there are other hills."""
+        is_due = is_rugged and self.n_spread < rule.spreads
         return self._replace(is_spreading=is_due, is_over=not is_due)
 
     def blind(self) -> Survey:
