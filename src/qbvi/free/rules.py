@@ -175,8 +175,8 @@ class SurveyRule:
     # matters. If steps are limited, gains grow so many times, as the limit may.
     steps: float = 5.0
     growth: float = 3.0
-    # Nats below the first mode down to which a later one is a rival. One between that and `worth` is
-    # most often the end of a curved ridge, and one that is lower is another hill.
+    # Nats below the first mode down to which a later one is a rival. One between that and `worth`
+    # is most often the end of a curved ridge, and one that is lower is another hill.
     rival: float = 5.0
     most_modes: int = 4  # that matter ...
     most_paths: int = 8  # ... and starts that may be tried for them
