@@ -10,6 +10,7 @@ True
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from qbvi import baselines
 from qbvi._version import __version__ as __version__
 from qbvi.algorithm import QBVI, paper
 from qbvi.arrange import LowRank
@@ -71,7 +72,7 @@ from qbvi.supports import (
 from qbvi.updates import ClipByNorm, Euclidean, LearningRate, Momentum, SeparateRates
 
 if TYPE_CHECKING:
-    from qbvi import baselines, models
+    from qbvi import models
     from qbvi.integrations.cube import from_cube
     from qbvi.integrations.log_prob import from_log_prob
     from qbvi.integrations.pints import from_pints
@@ -169,8 +170,7 @@ __all__ = [
     "umbridge",
 ]
 
-# Parts that many fits do not need, and problems of other packages: they are imported on use.
-_MODULES = {"baselines", "models"}
+# Ready-made models, and problems of other packages: fits of functions do not need them.
 _ON_USE = {
     "from_cube": "cube",
     "from_log_prob": "log_prob",
@@ -182,8 +182,8 @@ _ON_USE = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"qbvi.{name}")
+    if name == "models":
+        return importlib.import_module("qbvi.models")
     if name not in _ON_USE:
         msg = f"module 'qbvi' has no attribute {name!r}"
         raise AttributeError(msg)

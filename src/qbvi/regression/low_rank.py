@@ -35,12 +35,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qbvi.arguments import instance_of, number, positive_number, whole_number
+from qbvi.arguments import instance_of
 from qbvi.arrays import Array, array_namespace, device, repeat, to_numpy
 from qbvi.families.base import Family
 from qbvi.families.low_rank import Form, LowRankGaussian, Spikes, nearest, worth
 from qbvi.protocol import Algorithm, Info, Values
-from qbvi.regression.rules import LastStep, Rules, secant_share
+from qbvi.regression.compiled import CompiledRegression, Trusted
+from qbvi.regression.rules import LastStep, secant_share
 from qbvi.regression.stars import Effort, Stars, Surrogate, observed, regress, star_points
 from qbvi.stopping import GapBelow, Rule
 
@@ -89,7 +90,6 @@ class LowRankRules:
     sweeps: int = 3  # alternations of directions and scales on the way to the nearest member
     doubt: float = 4.0  # factor of the predicted gap each time that fresh draws contradict it
     fewest_points: int = 2  # finite stars below which the start is rescaled
-    evals_per_fresh: int = 10  # evaluations for each fresh draw at the end
     iterations: int = 200  # after which a fit that has not converged ends
     window: int = 5  # bounds that are averaged: each is from few draws
 
@@ -118,7 +118,7 @@ class _Settled(GapBelow):
 
 
 @dataclass(frozen=True)
-class LowRankRegression(Algorithm):
+class LowRankRegression(CompiledRegression):
     """Regression for Gaussians whose covariance is a diagonal plus a matrix of low rank.
 
     It is what ``method="auto"`` chooses for ``family="low-rank"``, on every backend.
@@ -155,23 +155,11 @@ class LowRankRegression(Algorithm):
     (True, -0.032)
     """
 
-    tol: float = 0.01
-    n_samples: int | None = None
-    n_remembered: int | None = None
-    initial_scale: float = 0.01
-    n_fresh: int = 1000
-    rules: Rules = field(default_factory=Rules, repr=False)
     low_rank_rules: LowRankRules = field(default_factory=LowRankRules, repr=False)
 
     def __post_init__(self) -> None:
-        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
+        super().__post_init__()
         instance_of("low_rank_rules", self.low_rank_rules, LowRankRules, "a qbvi.regression.low_rank.LowRankRules")
-        for name in ("tol", "initial_scale"):
-            number(name, positive_number(name, getattr(self, name)), most=1e6)
-        object.__setattr__(self, "n_fresh", whole_number("n_fresh", self.n_fresh))
-        for name in ("n_samples", "n_remembered"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
 
     @property
     def stop(self) -> tuple[Rule, ...]:
@@ -190,16 +178,6 @@ class LowRankRegression(Algorithm):
         return self.low_rank_rules.window
 
     @property
-    def keep(self) -> str:
-        """The last iterate: steps that lowered the bound have been rejected."""
-        return "last"
-
-    @property
-    def is_array_api(self) -> bool:
-        """It runs on every array library."""
-        return True
-
-    @property
     def for_independent_draws(self) -> Algorithm:
         """Fresh draws are no stars. If they contradict a prediction, the next ones are larger."""
         return _Doubting(**{name: getattr(self, name) for name in self.__dataclass_fields__})
@@ -207,18 +185,6 @@ class LowRankRegression(Algorithm):
     def fits(self, family: Family) -> bool:
         """Gaussians of low rank plus a diagonal only."""
         return isinstance(family, LowRankGaussian)
-
-    def fresh_draws(self, n_evals: int) -> int:
-        """About a tenth of all evaluations, as `n_fresh` times a power of two.
-
-        Few different numbers occur that way, and each of them is compiled once.
-        """
-        tenth = max(n_evals, 1) / (self.low_rank_rules.evals_per_fresh * self.n_fresh)
-        return int(self.n_fresh * 2 ** max(0, round(math.log2(tenth))))
-
-    def start_scale(self, scale: Array) -> Array:
-        """A fraction of the prior's standard deviations."""
-        return self.initial_scale * scale
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends: 200 iterations."""
@@ -303,12 +269,9 @@ class LowRankRegression(Algorithm):
 
     def _trusted(self, state: LowRankState, fresh: _Fresh) -> tuple[LastStep, Array]:
         """Accept or reject the last step: where the next step begins, and its radius."""
-        xp, rule, last = array_namespace(state.q), self.rules.trust_region, state.last_step
-        is_rejected = rule.rejects(last, fresh.bound, fresh.se)
-        radius = rule.next_radius(state.radius, last, fresh.bound, fresh.se)
-        radius = xp.where(is_rejected, rule.radius_after_return(last), radius)
-        here = last._replace(q=state.q, bound=fresh.bound, bound_se=fresh.se)
-        return LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True))), radius
+        here = state.last_step._replace(q=state.q, bound=fresh.bound, bound_se=fresh.se)
+        base, radius, _ = Trusted.of(self.rules.trust_region, state.last_step, state.radius, here)
+        return base, radius
 
     def _regress(self, family: LowRankGaussian, q: Array, state: LowRankState, new: Stars) -> _Answer:
         """Fit the surrogate in the units of q; if rounding spoils the result, keep the last one."""

@@ -21,13 +21,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from qbvi.arguments import instance_of, number, positive_number, whole_number
+from qbvi.arguments import instance_of
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.families.base import Family, GaussianFamily
-from qbvi.protocol import Algorithm, Info, Values
+from qbvi.protocol import Info, Values
+from qbvi.regression.compiled import CompiledRegression, Trusted
 from qbvi.regression.krylov import Quadratic, Weighted, krylov
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, repeated_share
-from qbvi.regression.rules import LastStep, Rules, secant_share
+from qbvi.regression.rules import LastStep, secant_share
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["Ridge", "RidgeRules"]
@@ -50,7 +51,6 @@ class RidgeRules:
     held_out: int = 4  # a quarter of the newest draws is held out to choose the ridge
     gap_errors: float = 2.0  # standard errors of the unbiased gap that the prediction allows for
     fewest_points: int = 2  # finite values per free coefficient below which the start is rescaled
-    evals_per_fresh: int = 10  # evaluations for each fresh draw at the end
     # Draws of one iteration: one for each coefficient up to the first number, then a share of them,
     # within the next two. Below these a batch tells little, above them it is dear.
     every_coefficient: int = 1024
@@ -91,7 +91,7 @@ class RidgeState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ridge(Algorithm):
+class Ridge(CompiledRegression):
     """Ridge regression: few steps of many draws each, with nothing to tune.
 
     It is for functions that take many points at once, and for libraries that compile: shapes are
@@ -126,23 +126,11 @@ class Ridge(Algorithm):
     True
     """
 
-    tol: float = 0.01
-    n_samples: int | None = None
-    n_remembered: int | None = None
-    initial_scale: float = 0.01
-    n_fresh: int = 1000
-    rules: Rules = field(default_factory=Rules, repr=False)
     ridge_rules: RidgeRules = field(default_factory=RidgeRules, repr=False)
 
     def __post_init__(self) -> None:
-        instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
+        super().__post_init__()
         instance_of("ridge_rules", self.ridge_rules, RidgeRules, "a qbvi.regression.rules.RidgeRules")
-        for name in ("tol", "initial_scale"):
-            number(name, positive_number(name, getattr(self, name)), most=1e6)
-        object.__setattr__(self, "n_fresh", whole_number("n_fresh", self.n_fresh))
-        for name in ("n_samples", "n_remembered"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         group = self.ridge_rules.group
         least = group * self.ridge_rules.fewest_groups
         if self.n_samples is not None and (self.n_samples < least or self.n_samples % group):
@@ -165,35 +153,13 @@ class Ridge(Algorithm):
         """No smoothing: each bound is from many draws."""
         return 1
 
-    @property
-    def keep(self) -> str:
-        """The last iterate: steps that lowered the bound have been rejected."""
-        return "last"
-
-    @property
-    def is_array_api(self) -> bool:
-        """It runs on every array library."""
-        return True
-
     def fits(self, family: Family) -> bool:
         """Gaussian families only."""
         return isinstance(family, GaussianFamily) and not family.is_curved
 
-    def fresh_draws(self, n_evals: int) -> int:
-        """About a tenth of all evaluations, as `n_fresh` times a power of two.
-
-        Few different numbers occur that way, and each of them is compiled once.
-        """
-        tenth = max(n_evals, 1) / (self.ridge_rules.evals_per_fresh * self.n_fresh)
-        return int(self.n_fresh * 2 ** max(0, round(math.log2(tenth))))
-
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends: 200 iterations."""
         return self.ridge_rules.iterations * self._draws(d)
-
-    def start_scale(self, scale: Array) -> Array:
-        """A fraction of the prior's standard deviations."""
-        return self.initial_scale * scale
 
     def init(self, family: GaussianFamily, q: Array) -> RidgeState:
         """State before the first iteration."""
@@ -254,12 +220,9 @@ class Ridge(Algorithm):
 
         Returns where the next step begins, its radius, and the log density at the mean there.
         """
-        xp, rule, last = array_namespace(state.q), self.rules.trust_region, state.last_step
-        is_rejected = rule.rejects(last, fresh.bound, fresh.se)
-        radius = rule.next_radius(state.radius, last, fresh.bound, fresh.se)
-        radius = xp.where(is_rejected, rule.radius_after_return(last), radius)
+        xp, last = array_namespace(state.q), state.last_step
         here = last._replace(q=state.q, bound=fresh.bound, bound_se=fresh.se)
-        base = LastStep(*(xp.where(is_rejected, old, new) for old, new in zip(last, here, strict=True)))
+        base, radius, is_rejected = Trusted.of(self.rules.trust_region, last, state.radius, here)
         return base, radius, xp.where(is_rejected, state.last_peak, state.peak)
 
     def _regress(self, family: GaussianFamily, q: Array, peak: Array, state: RidgeState, n_new: int) -> _Answer:
