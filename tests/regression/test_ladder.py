@@ -102,3 +102,26 @@ def test_a_scale_parameter_of_any_size_is_found(scale):
 def test_a_log_likelihood_beyond_all_squares_is_zero_likelihood():
     fit = qbvi.fit(lambda x: -0.5 * x**2 if x < 1 else -1e200, qbvi.Normal(0, 0.1), family="full", seed=1)
     assert fit.converged
+
+
+@pytest.mark.parametrize(("scale", "seed"), [(1e-3, 1), (1e-3, 2), (1e-4, 1), (1e-4, 3)])
+def test_an_exponential_on_a_far_smaller_scale_is_found(scale, seed):
+    """The first draws range over tens of orders of magnitude, and no quadratic follows them."""
+    shape, turn = np.array([1.0, 3.0]), np.array([[0.8, -0.6], [0.6, 0.8]])
+
+    def log_density(theta):
+        x = turn @ theta / scale - 4.0
+        return np.sum(shape * x - np.exp(np.minimum(x, 500)))
+
+    fit = qbvi.fit(log_density, qbvi.Flat(2), family="full", seed=seed, max_evals=1000)
+    assert fit.converged
+    # The integral has a closed form. The best Gaussian misses about a tenth of a nat of it.
+    evidence = np.log(2.0) + 2 * np.log(scale)  # gamma(1) gamma(3)
+    assert evidence - 0.2 < fit.elbo < evidence + 3 * fit.elbo_se
+
+
+def test_a_steep_quadratic_is_not_taken_for_one_on_another_scale():
+    """Its first draws range over 1e8 nats too, but the regression explains them."""
+    fit = qbvi.fit(lambda x: -0.5 * np.sum((x / 1e-6) ** 2), qbvi.Flat(2), family="full", seed=0)
+    assert fit.converged
+    assert fit.n_evals < 80  # a narrower start would add a batch for each factor of a hundred

@@ -231,7 +231,10 @@ class RegressionMethod(Algorithm):
             wider = self._widened(family, state.q, self.rules.noise.widening)
             return state._replace(q=wider), nothing_learnt(h)
         answer = self._checked(self._answer(family, state), h)
-        state, answer = self._judged(family, state, answer)
+        narrower = self._narrowed(family, state, answer, h)
+        if narrower is not None and not self._is_returnable(state):
+            return narrower, nothing_learnt(h)
+        state, answer = self._judged(family, state, answer, is_too_wide=narrower is not None)
         move, gap = self._move(family, state, answer)
         state = state._replace(finest=self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol))
         if self.tolerance(state) < gap < math.inf:
@@ -262,6 +265,13 @@ class RegressionMethod(Algorithm):
     @abstractmethod
     def _widened(self, family: Any, q: Array, factor: float) -> Array:
         """The same mean with standard deviations ``factor`` times as large."""
+
+    def _narrowed(self, family: Any, state: RegressionState, answer: Any, h: Floats) -> RegressionState | None:
+        """A narrower start, if the function is far from quadratic over q; else None.
+
+        Some methods can find out.
+        """
+        return None
 
     def _retreated(self, family: Any, state: RegressionState) -> RegressionState:
         """With too few finite values to regress on, return to where the last step began."""
@@ -357,13 +367,19 @@ class RegressionMethod(Algorithm):
         is_wide = scale > self.rules.retreat.widest  # there is nothing to be seen beyond the prior
         return not is_wide and len(finite) > 0 and float(np.var(finite)) < rule.hidden * state.noise
 
-    def _judged(self, family: Any, state: RegressionState, answer: Any) -> tuple[RegressionState, Any]:
+    def _is_returnable(self, state: RegressionState) -> bool:
+        """Whether the last step began where the bound was known well enough to return there."""
+        return state.last_step is not None and state.last_step.bound_se < self.rules.ladder.wild
+
+    def _judged(
+        self, family: Any, state: RegressionState, answer: Any, *, is_too_wide: bool
+    ) -> tuple[RegressionState, Any]:
         """Accept the last step and update the radius, or reject it and return to where it began."""
         last, rule = state.last_step, self.rules.trust_region
         if last is None:
             return state, answer
         bound = np.float64(answer.bound), np.float64(answer.bound_se)
-        if rule.rejects(last, *bound):
+        if is_too_wide or rule.rejects(last, *bound):
             state = self._returned(state)
             return state, self._answer(family, state)
         return state._replace(radius=rule.next_radius(state.radius, last, *bound)), answer

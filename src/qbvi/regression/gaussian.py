@@ -330,6 +330,27 @@ class Regression(RegressionMethod):
         narrower = self._widened(family, state.q if around is None else around, rule.narrowing)
         return state._replace(q=narrower, last_step=None, n_before=len(state.store.past))
 
+    def _narrowed(
+        self, family: GaussianFamily, state: RegressionState, answer: _Answer, h: Floats
+    ) -> RegressionState | None:
+        """A narrower start around the best point, without the points on another scale.
+
+        It is due if the newest residuals ``h`` range over orders of magnitude, and no quadratic
+        follows them. An exponential on the wrong scale does so. A quadratic does not, however
+        steep.
+        """
+        rule, finite = self.rules.ladder, h[np.isfinite(h)]
+        width = np.diag(family.cov(state.q)) / np.diag(family.cov(state.store.past[0].q))
+        if state.noise or len(finite) < 2 or np.max(width) < rule.narrowest**2:
+            return None
+        spread = float(np.ptp(finite))
+        if not (spread > rule.wild and math.sqrt(answer.tail) > rule.unexplained * spread):
+            return None
+        around = self._around_best(family, state)
+        q = self._widened(family, state.q if around is None else around, rule.narrowing)
+        y = np.where(state.store.y > np.max(state.store.y) - rule.wild, state.store.y, -np.inf)
+        return self._anew(family, state._replace(store=state.store._replace(y=y)), q)
+
     def _around_best(self, family: GaussianFamily, state: RegressionState) -> Array | None:
         """A q of the same shape around the best point so far; None if there is no other one."""
         best = int(np.argmax(state.store.y))

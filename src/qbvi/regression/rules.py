@@ -427,6 +427,32 @@ class Thinning:
     enough: float = 2.0
     # Density of q, relative to that of the past draws, above which a pair is always in that sample.
     certain: float = 0.2
+    # A quadratic with some range among the draws from q is, at a whitened distance r, at most r^2
+    # times that range below them. A point so many times lower still is of another kind: the square
+    # of its value would hide all others ...
+    lower: float = 1e3
+    least: float = 1e4  # ... but none within so many nats
+
+    def lowest(self, y: Array, squares: Array, is_known: Array, d: int) -> Array:
+        """Log joint (n,) below which a point is useless, by its squared whitened radius (n,).
+
+        ``is_known`` tells which values y (n,) are there.
+
+        Examples
+        --------
+        A function that is exponential towards the left:
+
+        >>> import numpy as np
+        >>> z = np.array([-12.0, -1.0, 0.0, 1.0])
+        >>> y = -np.exp(-2 * z)
+        >>> y > Thinning().lowest(y, z**2, np.full(4, True), 1)
+        array([False,  True,  True,  True])
+        """
+        usual = y[is_known & (squares < 2 * (d + 2))]
+        if len(usual) <= d:
+            return y - 1.0
+        range_ = usual.max() - usual.min()
+        return usual.min() - (squares / d).clip(1.0) * (self.lower * range_).clip(self.least)
 
 
 class SearchPlan(NamedTuple):
@@ -593,6 +619,11 @@ class LadderRule:
     """
 
     wild: float = 1e4  # nats between the draws of one batch beyond which their scale is wrong
+    # Standard deviation of what a regression leaves unexplained, relative to that range, beyond
+    # which the function is no quadratic on this scale, so that the scale is too wide ...
+    unexplained: float = 0.1
+    narrowing: float = 0.01  # ... and the factor by which the next one is narrower ...
+    narrowest: float = 1e-10  # ... down to this, relative to the first: a function may be all steps
     patience: int = 4  # consecutive steps on a wrong scale that a rule limited, before a search
     better: float = 10.0  # nats that a search must gain, or the fit goes on where it was
     axes: int = 3  # axes along which to search, next to the direction of the last step

@@ -85,14 +85,16 @@ class Store(NamedTuple):
     def choose(self, family: Family, q: Array, most: int, rules: Thinning) -> Chosen:
         """The points that are useful for q.
 
-        They have finite values and are not extremely far away. If the effective sample size is
-        large, or there are more than ``most`` of them, a sample is taken.
+        They have finite values, are not extremely far away, and not so low that no quadratic could
+        explain them. If the effective sample size is large, or there are more than ``most`` of
+        them, a sample is taken.
         """
         x = family.coordinates(q, self.theta)
         squares = np.sum(x**2, axis=1)
         density = family.log_prob(q, self.theta) - self.log_mixture + math.log(len(self.y))
         near = squares < rules.far * (family.n_whitened + 2)
-        rows = np.flatnonzero(np.isfinite(self.y) & near & np.isfinite(density))
+        is_known = np.isfinite(self.y) & near & np.isfinite(density)
+        rows = np.flatnonzero(is_known & (self.y > rules.lowest(self.y, squares, is_known, family.n_whitened)))
         is_enough = np.sum(np.exp(np.minimum(density[rows], 0))) > rules.enough * family.size
         if is_enough or len(rows) > most:
             rows, accepted = _thinned(rows, density, most, -math.log(rules.certain) if is_enough else math.inf)
