@@ -22,6 +22,7 @@ from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
+from qbvi.regression.surroundings import log_density_around
 
 __all__ = ["Regression", "longest_step"]
 
@@ -102,6 +103,10 @@ class Regression(RegressionMethod):
             return self
         is_affordable = max_evals is None or max_evals >= self.rules.look.least_budget(model.dim)
         return replace(self, prior=PriorScale.of(model)) if is_affordable else self
+
+    def log_density_around(self, family: GaussianFamily, state: RegressionState, theta: Array) -> Array:
+        """By the batches of earlier iterations."""
+        return log_density_around(family, state.store, theta, self.rules.surroundings)
 
     def is_exploring(self, state: RegressionState) -> bool:
         """Whether the next points are a search for a better start."""

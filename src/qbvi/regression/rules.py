@@ -33,6 +33,7 @@ __all__ = [
     "Rules",
     "SearchPlan",
     "StructureRule",
+    "SurroundingsRule",
     "Thinning",
     "TrustRegion",
     "VarianceSearch",
@@ -607,6 +608,24 @@ class LadderRule:
 
 
 @dataclass(frozen=True)
+class SurroundingsRule:
+    """When a batch tells how wide the log joint is around a point.
+
+    It is used by `qbvi.regression.surroundings`.
+    """
+
+    # Least mean curvature, in units of the batch's precision. With a smaller one the batch is much
+    # narrower than the log joint, and in unequal directions the mean curvature is no guide.
+    least_curvature: float = 0.25
+    errors: float = 2.0  # standard errors by which the curvature must exceed that
+    outside: float = 3.0  # standard deviations outside the typical distance up to which it covers
+
+    def covers(self, square: Array, d: int) -> Array:
+        """Whether points at these squared whitened distances may be draws of a batch."""
+        return square < (d**0.5 + self.outside) ** 2
+
+
+@dataclass(frozen=True)
 class Rules:
     """All rules of the default method: the argument ``rules`` of `qbvi.Regression`."""
 
@@ -624,3 +643,4 @@ class Rules:
     escape: Escape = field(default_factory=Escape)
     look: LookRule = field(default_factory=LookRule)
     ladder: LadderRule = field(default_factory=LadderRule)
+    surroundings: SurroundingsRule = field(default_factory=SurroundingsRule)
