@@ -22,6 +22,7 @@ from qbvi.regression.structure import (
     local_kernels,
     pair_variances,
     quadratic_kernel,
+    update_structure,
 )
 from qbvi.regression.surrogate import Sample, Variances
 
@@ -142,6 +143,18 @@ def test_the_hubs_of_an_arrow_are_found_whatever_the_correlations_of_q(rng):
     h, _ = residual(P, factor, np.ones(d))
     found = structure_in(sample(rng, 8 * d, d, h), frame)
     assert np.flatnonzero(found.hubs).tolist() == list(range(HUBS))
+
+
+def test_an_update_does_not_make_hubs_of_many_parameters(rng):
+    """Points of a dense matrix would do so; a new arrow has new hubs."""
+    d, rule = 30, StructureRule()
+    frame, factor = frame_of(rng, d)
+    rows = np.where(np.arange(d) < HUBS, 1.0, 1e-4)
+    h, _ = residual(dense(rng, d), factor, np.ones(d))
+    points, flat = sample(rng, 8 * d, d, h), structure_of(np.ones(d), hubs=rows > 0.5)
+    assert np.flatnonzero(update_structure(points, frame, rule, flat).hubs).tolist() == list(range(HUBS))
+    one = structure_of(rows, hubs=np.arange(d) == 7)
+    assert np.flatnonzero(update_structure(points, frame, rule, one).hubs).tolist() == list(range(HUBS))
 
 
 def test_an_arrow_takes_fewer_points_than_a_quadratic_has_coefficients(rng):

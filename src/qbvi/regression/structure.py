@@ -403,29 +403,35 @@ def find_structure(points: Sample, frame: Frame, rule: StructureRule, first: _Co
     found = _RestrictedLikelihood(points, frame, most).start()._replace(rows=first.rows, own=first.own)
     hubs = np.ones(d, dtype=bool)
     for most_points in (most, *(rule.choices - 1) * (rule.most_points,)):
-        found, hubs = _with_hubs(_RestrictedLikelihood(points, frame, most_points), found, rule)
-        if np.sum(found.rows > rule.hub * np.max(found.rows)) > rule.hubs * d:
+        hubs = found.rows > rule.hub * np.max(found.rows)
+        found = _improved(_RestrictedLikelihood(points, frame, most_points), found, hubs, rule)
+        if not rule.is_sparse(found.rows > rule.hub * np.max(found.rows)):
             return None
     return _relative(found, hubs, frame.rho)
 
 
 def update_structure(points: Sample, frame: Frame, rule: StructureRule, last: Structure) -> Structure:
-    """The structure with the highest restricted likelihood, near the one of the last search."""
-    likelihood = _RestrictedLikelihood(points, frame, rule.most_points)
-    return _relative(*_with_hubs(likelihood, _absolute(last), rule), frame.rho)
+    """The structure with the highest restricted likelihood, near the one of the last search.
+
+    Far from the optimum, terms of higher degree may make hubs of many parameters. With too many of
+    them, the hubs stay as they were.
+    """
+    likelihood, old = _RestrictedLikelihood(points, frame, rule.most_points), _absolute(last)
+    is_hub = old.rows > rule.hub * np.max(old.rows)
+    hubs = is_hub if rule.is_sparse(is_hub) else last.hubs
+    return _relative(_improved(likelihood, old, hubs, rule), hubs, frame.rho)
 
 
-def _with_hubs(
-    likelihood: _RestrictedLikelihood, found: _Components, rule: StructureRule
-) -> tuple[_Components, NDArray[np.bool_]]:
-    """Choose the hubs, and improve all components for them."""
-    hubs = found.rows > rule.hub * np.max(found.rows)
+def _improved(
+    likelihood: _RestrictedLikelihood, found: _Components, hubs: NDArray[np.bool_], rule: StructureRule
+) -> _Components:
+    """Improve all components for these hubs."""
     likelihood.assume(hubs)
     found = likelihood.rescaled(found)
     for _ in range(rule.iterations):
         found = likelihood.improved(found)
         found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
-    return found, hubs
+    return found
 
 
 def _absolute(structure: Structure) -> _Components:
