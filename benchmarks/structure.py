@@ -215,7 +215,7 @@ class VaryingIntercepts:
         for step in range(steps):
             draws = mean + (z if step > 30 else z[:256]) @ np.linalg.cholesky(cov).T
             g, H = self.expected_derivatives(draws)
-            rate = min(1.0, 0.1 * 1.15**step)
+            rate = min(0.6, 0.1 * 1.15**step)  # a full step may overshoot by as much as it gains
             precision = np.linalg.inv(cov)
             lowest = np.linalg.eigvalsh(-H).min()
             target = -H if lowest > 0 else -H + (1e-3 - lowest) * np.eye(self.d)

@@ -8,7 +8,7 @@ from qbvi.ending import Stop, StopKind
 from qbvi.families import Gaussian
 from qbvi.noise import Noise
 from qbvi.protocol import Values
-from qbvi.verdict import Look, Verdict
+from qbvi.verdict import Look, Past, Verdict
 
 SETTLED = Stop.of(StopKind.GAP, tol=0.01)
 
@@ -70,4 +70,4 @@ def test_a_high_point_counts_only_where_its_own_noise_does_not_explain_it():
     )
     points = np.array([[0.0], [20.0]])
     for noise, is_kept in [(np.array([0.0, 100.0]), True), (np.array([100.0, 0.0]), False)]:
-        assert (Verdict().on_points(SETTLED, look, points, np.array([0.0, 3.0]), noise) == SETTLED) is is_kept
+        assert (Verdict().on_points(SETTLED, look, Past(points, np.array([0.0, 3.0]), noise)) == SETTLED) is is_kept

@@ -11,7 +11,7 @@ from qbvi.ending import Stop, StopKind
 from qbvi.families import Gaussian
 from qbvi.protocol import Values
 from qbvi.report import Report
-from qbvi.verdict import Look, Verdict
+from qbvi.verdict import Look, Past, Verdict
 
 FAMILY = Gaussian(1)
 Q = FAMILY.start(np.zeros(1), np.ones(1))
@@ -162,12 +162,12 @@ class TestOrderAndPlaces:
     )
     def test_a_high_point_far_away_takes_a_convergence_back(self, place, height, is_taken_back):
         look, points = look_at(small), np.array([[0.0], [place]])
-        stop = Verdict().on_points(SETTLED, look, points, np.array([0.0, height]), noise=0.0)
+        stop = Verdict().on_points(SETTLED, look, Past(points, np.array([0.0, height]), noise=0.0))
         assert (stop.kind is StopKind.ELSEWHERE) == is_taken_back
 
     def test_noise_may_have_raised_it(self):
         look, points = look_at(small), np.array([[8.0]])
-        assert Verdict().on_points(SETTLED, look, points, np.array([1.0]), noise=4.0) == SETTLED
+        assert Verdict().on_points(SETTLED, look, Past(points, np.array([1.0]), noise=4.0)) == SETTLED
 
 
 def f_of_the_report(x):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, Self
 
+import numpy as np
+
 from qbvi.arrays import Array
 from qbvi.families.base import Density, Family
 from qbvi.model import Model
@@ -198,6 +200,13 @@ class Algorithm(ABC):
     def noise_at(self, family: Any, state: Any, q: Array, theta: Array, again: Twice | None = None) -> Noise:
         """The function's noise at points near q (n, d), as far as the method has found it out."""
         return NO_NOISE
+
+    def log_density_around(self, family: Any, state: Any, theta: Array) -> Array:
+        """Log density at points (n, d) of a Gaussian with the shape of the log joint around them.
+
+        NaN where the shape is not known.
+        """
+        return np.full(len(theta), np.nan)
 
     def outcome(self, family: Any, state: Any) -> Outcome | None:
         """The posterior of a method that checks itself.

@@ -34,7 +34,7 @@ from qbvi.protocol import Algorithm, Outcome, Twice, Values
 from qbvi.results import Fit, Report, Trace
 from qbvi.stopping import Budget, History, ParameterChange, Rule
 from qbvi.threads import one_blas_thread
-from qbvi.verdict import Look, Verdict, is_ok
+from qbvi.verdict import Look, Past, Verdict, is_ok
 
 __all__ = ["DomainError", "OutOfTimeError", "Run"]
 
@@ -657,7 +657,8 @@ class Run:
         log_joint = points.value + to_numpy(self.model.log_prior(points.theta))
         implied = self.algorithm.noise_at(self.family, self._state, look.q, points.theta).variance
         noise = np.maximum(points.noise_sd**2, implied if implied.size else 0.0)
-        return self.verdict.on_points(stop, look, points.theta, log_joint, noise)
+        around = partial(self.algorithm.log_density_around, self.family, self._state)
+        return self.verdict.on_points(stop, look, Past(points.theta, log_joint, noise, around))
 
     def _on_wrapping(self, stop: Stop, q: Array) -> Stop:
         """Take a convergence back if q is too wide for a periodic parameter."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from qbvi.families import Family, Gaussian
 from qbvi.noise import NO_NOISE, Noise
 from qbvi.protocol import Values
 
-__all__ = ["Look", "Verdict", "is_ok"]
+__all__ = ["Look", "Past", "Verdict", "is_ok"]
 
 Floats = NDArray[np.float64]
 
@@ -76,6 +78,22 @@ class Look:
             return None
         theta, values = self.draws
         return np.asarray(self.family.changes(to_numpy(self.q), to_numpy(theta)[is_ok(values)]))
+
+
+def _unknown(theta: Floats) -> Floats:
+    """NaN for each point (n,)."""
+    return np.full(len(theta), np.nan)
+
+
+class Past(NamedTuple):
+    """All points that were evaluated."""
+
+    theta: Floats  # (N, d)
+    log_joint: Floats  # (N,)
+    noise: Floats | float  # variances of the function's noise at these points (N,), or one for all
+    # Log density, at some of the points, of a Gaussian with the shape of the log joint around them;
+    # NaN where that is not known.
+    log_density_around: Callable[[Floats], Floats] = _unknown
 
 
 @dataclass(frozen=True)
@@ -129,9 +147,11 @@ class Verdict:
     order_nats: float = 0.05  # change with the order of the calls from which on it counts
     # A point elsewhere: so many standard deviations outside the typical distance of a draw, with a
     # log joint at most so many nats below that of a typical draw. Of a Gaussian posterior, such a
-    # point would be 20 nats below.
+    # point would be 20 nats below. The estimate of the mass around it, which is rough, may be so
+    # many nats below a share of the mass of q: to leave out one percent costs 0.01 nats.
     elsewhere_sd: float = 5.0
     elsewhere_nats: float = 3.0
+    elsewhere_mass: float = 0.01
     noise_errors: float = 4.0  # standard deviations of the function's noise, added to that height
     fewest_ratios: int = FEWEST_RATIOS  # with fewer draws, one of them often outweighs the others
 
@@ -177,32 +197,41 @@ class Verdict:
             return stop
         return stop.but(StopKind.FAILURES, share=share, draws=draws)
 
-    def on_points(self, stop: Stop, look: Look, theta: Floats, log_joint: Floats, noise: Floats | float) -> Stop:
-        """Take a convergence back if a point far from q is as high as draws from q.
+    def on_points(self, stop: Stop, look: Look, past: Past) -> Stop:
+        """Take a convergence back if the region around a point far from q has mass.
 
-        Draws from q cannot show what is far from it, but points of earlier iterations can. Only a
-        Gaussian with full covariance is judged by them: a product is narrow by design where
+        Draws from q cannot show what is far from it, but points of earlier iterations can. A point
+        counts if all of these hold:
+
+        - It is far from q.
+        - Its log joint is not far below that of draws from q.
+        - The mass around it is not far below that of q, as far as it is known. The height alone is
+          no sign of mass: the neck of a funnel is high and has none.
+
+        Only a Gaussian with full covariance is judged by them: a product is narrow by design where
         parameters are correlated.
 
         Parameters
         ----------
         stop, look
             As for `judge`.
-        theta, log_joint
-            All points that were evaluated (N, d), and the log joint there (N,).
-        noise
-            Variances of the function's noise at these points (N,), or one for all.
+        past
+            All points that were evaluated.
         """
         if not stop.converged or look.draws is None or type(look.family) is not Gaussian:
             return stop
-        typical = float(np.median(to_numpy(look.draws[1].log_joint)))
-        is_high = log_joint > typical - self.elsewhere_nats + self.noise_errors * np.sqrt(noise)
-        if not is_high.any():
-            return stop
-        whitened = to_numpy(look.family.whiten(to_numpy(look.q), theta[is_high]))
-        distance = float(np.linalg.norm(whitened, axis=1).max())
+        theta, log_joint, noise = past.theta, past.log_joint, past.noise + np.zeros(len(past.theta))
+        allowance = self.elsewhere_nats - self.noise_errors * np.sqrt(noise)
+        is_high = log_joint > float(np.median(to_numpy(look.draws[1].log_joint))) - allowance
+        theta, log_joint, allowance = theta[is_high], log_joint[is_high], allowance[is_high]
+        distance = np.linalg.norm(to_numpy(look.family.whiten(to_numpy(look.q), theta)), axis=1)
         is_far = distance > math.sqrt(look.family.dim) + self.elsewhere_sd
-        return stop.but(StopKind.ELSEWHERE, distance=distance) if is_far else stop
+        if not is_far.any():
+            return stop
+        log_mass = log_joint[is_far] - past.log_density_around(theta[is_far])
+        least = float(look.h.mean()) + math.log(self.elsewhere_mass) - allowance[is_far]
+        has_mass = ~(log_mass < least)  # true if it is not known
+        return stop.but(StopKind.ELSEWHERE, distance=distance[is_far][has_mass].max()) if has_mass.any() else stop
 
     def on_ratios(self, stop: Stop, h: Floats, khat: float, missing: float) -> Stop:
         """Take a convergence back if the importance ratios show that q is not the posterior.

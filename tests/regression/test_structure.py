@@ -17,11 +17,12 @@ from qbvi.regression.structure import (
     Frame,
     Structure,
     StructuredRegression,
-    cubic_kernel,
     find_structure,
     first_rows,
+    local_kernels,
     pair_variances,
     quadratic_kernel,
+    update_structure,
 )
 from qbvi.regression.surrogate import Sample, Variances
 
@@ -53,7 +54,7 @@ def frame_of(rng: np.random.Generator, d: int) -> tuple[Frame, np.ndarray]:
 
 def structure_of(rows: np.ndarray, **changes: object) -> Structure:
     hubs = rows > 0.1 * rows.max()
-    return Structure(rows, 1.0, 0.01, hubs, 0.5, Variances(0.3, 10.0, 1e-3))._replace(**changes)
+    return Structure(rows, 1.0, 0.01, hubs, 0.5, 0.5, Variances(0.3, 10.0, 1e-3))._replace(**changes)
 
 
 def sample(rng: np.random.Generator, n: int, d: int, h: object) -> Sample:
@@ -90,20 +91,37 @@ def test_the_quadratic_kernel_is_that_of_its_features(rng):
     )
 
 
-def test_the_cubic_kernel_is_that_of_its_hermite_polynomials(rng):
+@pytest.mark.parametrize("degree", [3, 4])
+def test_a_local_kernel_is_that_of_its_hermite_polynomials(rng, degree):
     x = rng.standard_normal((7, 2)), rng.standard_normal((7, 3))
     z, k = np.column_stack(x), 2
+    he = [
+        np.ones_like(z),
+        z,
+        (z**2 - 1) / 2**0.5,
+        (z**3 - 3 * z) / 6**0.5,
+        (z**4 - 6 * z**2 + 3) / 24**0.5,
+    ]
+    powers = itertools.product(range(degree + 1), repeat=5)
+    powers = [p for p in powers if sum(p) == degree and sum(a > 0 for a in p[k:]) <= 1]
+    features = np.stack([np.prod([he[a][:, i] for i, a in enumerate(p)], axis=0) for p in powers], axis=1)
+    kernel = local_kernels(*x)[degree - 3]
+    np.testing.assert_allclose(kernel, features @ features.T / len(powers), rtol=1e-9, atol=1e-12)
 
-    def polynomial(powers):
-        out = np.ones(7)
-        for column, p in zip(z.T, powers, strict=True):
-            he = [np.ones(7), column, (column**2 - 1) / 2**0.5, (column**3 - 3 * column) / 6**0.5][p]
-            out = out * he
-        return out
 
-    powers = [p for p in itertools.product(range(4), repeat=5) if sum(p) == 3 and sum(a > 0 for a in p[k:]) <= 1]
-    features = np.stack([polynomial(p) for p in powers], axis=1)
-    np.testing.assert_allclose(cubic_kernel(*x), features @ features.T / len(powers), rtol=1e-9, atol=1e-12)
+def test_a_function_of_hubs_and_one_other_parameter_has_structured_degrees(rng):
+    """The prior gives degrees three and four of a funnel to polynomials of its hub and one other."""
+    d = 30
+    frame, scale = Frame(np.eye(d), np.eye(d)), 0.3
+
+    def h(z):
+        log_joint = -0.5 * np.exp(-2 * scale * z[:, 0]) * np.sum((1 + z[:, 1:]) ** 2, axis=1) - 0.5 * z[:, 0] ** 2
+        return log_joint + 0.5 * np.sum(z**2, axis=1)
+
+    found = structure_in(sample(rng, 20 * d, d, h), frame)
+    assert found.hubs[0]
+    assert found.cubic > 0.9
+    assert found.quartic > 0.9
 
 
 def test_the_frame_gives_coordinates_that_are_white_and_depend_on_hubs_and_one_parameter(rng):
@@ -125,6 +143,18 @@ def test_the_hubs_of_an_arrow_are_found_whatever_the_correlations_of_q(rng):
     h, _ = residual(P, factor, np.ones(d))
     found = structure_in(sample(rng, 8 * d, d, h), frame)
     assert np.flatnonzero(found.hubs).tolist() == list(range(HUBS))
+
+
+def test_an_update_does_not_make_hubs_of_many_parameters(rng):
+    """Points of a dense matrix would do so; a new arrow has new hubs."""
+    d, rule = 30, StructureRule()
+    frame, factor = frame_of(rng, d)
+    rows = np.where(np.arange(d) < HUBS, 1.0, 1e-4)
+    h, _ = residual(dense(rng, d), factor, np.ones(d))
+    points, flat = sample(rng, 8 * d, d, h), structure_of(np.ones(d), hubs=rows > 0.5)
+    assert np.flatnonzero(update_structure(points, frame, rule, flat).hubs).tolist() == list(range(HUBS))
+    one = structure_of(rows, hubs=np.arange(d) == 7)
+    assert np.flatnonzero(update_structure(points, frame, rule, one).hubs).tolist() == list(range(HUBS))
 
 
 def test_an_arrow_takes_fewer_points_than_a_quadratic_has_coefficients(rng):

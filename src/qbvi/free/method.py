@@ -235,6 +235,10 @@ class Free(Algorithm):
         """As the first part."""
         return self.first.noise_at(family, state.search.path, q, theta, again)
 
+    def log_density_around(self, family: Any, state: FreeState, theta: Array) -> Array:
+        """As the first part."""
+        return self.first.log_density_around(family, state.search.path, theta)
+
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
         none = np.empty(0)

@@ -22,6 +22,7 @@ from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
+from qbvi.regression.surroundings import log_density_around
 
 __all__ = ["Regression", "longest_step"]
 
@@ -102,6 +103,10 @@ class Regression(RegressionMethod):
             return self
         is_affordable = max_evals is None or max_evals >= self.rules.look.least_budget(model.dim)
         return replace(self, prior=PriorScale.of(model)) if is_affordable else self
+
+    def log_density_around(self, family: GaussianFamily, state: RegressionState, theta: Array) -> Array:
+        """By the batches of earlier iterations."""
+        return log_density_around(family, state.store, theta, self.rules.surroundings)
 
     def is_exploring(self, state: RegressionState) -> bool:
         """Whether the next points are a search for a better start."""
@@ -250,6 +255,28 @@ class Regression(RegressionMethod):
         return replace(answer, bound=bound, is_credible=False)
 
     def _move(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
+        """One step or, near the optimum, several on the same points.
+
+        Each step costs a regression, but no evaluations. So the method steps again as long as steps
+        are worth more than the errors of the regression.
+        """
+        found = self._step(family, state, answer)
+        move, gap, origin = found.move, found.gap, state.q
+        patient = replace(self, rules=replace(self.rules, search=self.rules.search.resting()))
+        for _ in range(self.rules.gap.more_steps):
+            if math.isinf(gap) or found.ahead <= found.error:
+                break
+            state = self._moved(state, answer, found.move)
+            answer = patient._answer(family, state)
+            found = self._step(family, state, answer)
+            if math.isinf(found.gap):  # far from the points: new ones are needed
+                break
+            kl = np.float64(0.5 * family.divergence(found.move.q, origin))
+            move, gap = found.move._replace(kl=kl, gain=move.gain + found.move.gain), found.gap
+        return move, gap
+
+    def _step(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> _Step:
+        """The next step, and what is missing after it."""
         rule, repeated = self.rules.trust_region, np.float64(0.0)
         if state.noise:
             found = answer.surrogate
@@ -261,8 +288,10 @@ class Regression(RegressionMethod):
             step = longest_step(answer.surrogate, family, state.radius, rule, longest=float(secant_share(repeated)))
         # A step back is a sign of noise of its full length, so the gap uses the full step.
         gap = self._predicted_gap(family, state, answer, whole)
-        gap = max(gap, float(self.rules.gap.still_to_come(step.kl, repeated)))
-        return self._taken(family, state.q, answer, step), gap
+        ahead = float(self.rules.gap.still_to_come(step.kl, repeated))
+        error = (gap - self.rules.gap.kl_share * float(whole.kl)) / self.rules.gap.margin
+        taken = self._taken(family, state.q, answer, step)
+        return _Step(taken, max(gap, ahead), max(float(step.kl), ahead), error)
 
     def _taken(self, family: GaussianFamily, q: Array, answer: _Answer, step: WhitenedStep) -> Move:
         # With fewer points than coefficients, C is mostly its prior, and so is its error.
@@ -365,6 +394,15 @@ def _searching(state: RegressionState) -> Info:
     """The report of a round of a search for a start."""
     bound = math.nan if state.last_step is None else state.last_step.bound
     return Info(bound, np.empty(0), math.inf, math.nan, 0.0, True, True)
+
+
+class _Step(NamedTuple):
+    """A step, and the nats that are missing after it."""
+
+    move: Move
+    gap: float  # predicted; infinite if it cannot be the last step
+    ahead: float  # nats that another step may gain
+    error: float  # nats that errors of the regression cost
 
 
 class _Cost(NamedTuple):

@@ -137,7 +137,8 @@ def _fitted(points: Sample, frame: Frame, state: RegressionState, rules: Rules) 
     if finding.is_used:
         return _Fitted(with_it, with_it.structure.variances, finding._replace(dense=best))
     if finding.structure is None:
-        finding = Finding(rule.next_search(n, is_likely=False))
+        # One that was in use may only have been found too far from the optimum.
+        finding = Finding(rule.next_search(n, is_likely=old.n_won == rule.wins))
     return _Fitted(dense, best if old.is_used else variances, finding)
 
 

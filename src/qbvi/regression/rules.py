@@ -33,6 +33,7 @@ __all__ = [
     "Rules",
     "SearchPlan",
     "StructureRule",
+    "SurroundingsRule",
     "Thinning",
     "TrustRegion",
     "VarianceSearch",
@@ -192,6 +193,9 @@ class GapPrediction:
     settled_kl: float = 0.3  # nats: a step with a larger KL cannot be the last
     kl_share: float = 0.25  # share of the last step's KL that is expected to be missing after it
     most_repeated: float = 0.999  # largest share of the last step that counts as repeated
+    # Further steps on the same points, at most, while a step is worth more than the errors. Along a
+    # curved log joint the natural gradient converges slowly: a step may repeat 0.8 of the last one.
+    more_steps: int = 4
 
     def still_to_come(self, kl: Array, repeated: Array) -> Array:
         """Nats to be gained if each further step repeats the same share of the one before.
@@ -503,6 +507,10 @@ class VarianceSearch:
         _, tries = self.tries[0]
         return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
 
+    def resting(self) -> VarianceSearch:
+        """No search at all: for another regression on the same points."""
+        return replace(self, pause=0, every=sys.maxsize)
+
     def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
         if n >= self.pause and turn % self.every:
@@ -558,6 +566,10 @@ class StructureRule:
         """
         is_enough = d >= self.fewest and n >= max(self.points * d, due)
         return is_enough and (is_known or n_near < d * (d + 3) // 2)
+
+    def is_sparse(self, is_hub: Array) -> bool:
+        """Whether few parameters are hubs (d,)."""
+        return bool(is_hub.sum() <= self.hubs * len(is_hub))
 
     def next_search(self, n: int, *, is_likely: bool) -> int:
         """Points from which on the next search is due, after one with n points."""
@@ -638,6 +650,24 @@ class LadderRule:
 
 
 @dataclass(frozen=True)
+class SurroundingsRule:
+    """When a batch tells how wide the log joint is around a point.
+
+    It is used by `qbvi.regression.surroundings`.
+    """
+
+    # Least mean curvature, in units of the batch's precision. With a smaller one the batch is much
+    # narrower than the log joint, and in unequal directions the mean curvature is no guide.
+    least_curvature: float = 0.25
+    errors: float = 2.0  # standard errors by which the curvature must exceed that
+    outside: float = 3.0  # standard deviations outside the typical distance up to which it covers
+
+    def covers(self, square: Array, d: int) -> Array:
+        """Whether points at these squared whitened distances may be draws of a batch."""
+        return square < (d**0.5 + self.outside) ** 2
+
+
+@dataclass(frozen=True)
 class Rules:
     """All rules of the default method: the argument ``rules`` of `qbvi.Regression`."""
 
@@ -655,3 +685,4 @@ class Rules:
     escape: Escape = field(default_factory=Escape)
     look: LookRule = field(default_factory=LookRule)
     ladder: LadderRule = field(default_factory=LadderRule)
+    surroundings: SurroundingsRule = field(default_factory=SurroundingsRule)

@@ -29,11 +29,11 @@ and on top of it a dense matrix of small variance. A hub has a large :math:`v_i`
 
 less the parts that make its mean under q zero.
 
-*Degree three.* A term of the log joint depends on the hubs and at most one other parameter. So do
-the cubic polynomials: the prior has one variance for all of them that contain hubs and one other
-coordinate. Its coordinates are whitened in an order in which the hubs come first. If parameters
-that are no hubs are independent given the hubs, each of these coordinates depends on the hubs and
-one parameter only. One variance is for other cubic polynomials.
+*Degrees three and four.* A term of the log joint depends on the hubs and at most one other
+parameter. So do its polynomials: for each degree, the prior has one variance for all of them that
+contain hubs and one other coordinate. The coordinates are whitened in an order in which the hubs
+come first. If parameters that are no hubs are independent given the hubs, each of these coordinates
+depends on the hubs and one parameter only. Another variance is for other polynomials.
 
 *Variances.* All of them maximise the restricted likelihood of the values, in which the linear part
 is integrated out. With V the covariance of the values, P its inverse with the free features
@@ -47,6 +47,7 @@ products.
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -92,7 +93,8 @@ class Structure(NamedTuple):
     own: float  # v_0, of the diagonal
     dense: float  # of a dense matrix, as a share
     hubs: NDArray[np.bool_]  # (d,) parameters that interact with all others
-    cubic: float  # share of degree three that is structured
+    cubic: float  # share of degree three that is structured ...
+    quartic: float  # ... and of degree four
     variances: Variances  # of degrees and noise
 
 
@@ -165,31 +167,62 @@ def pair_variances(structure: Structure) -> Floats:
     return w
 
 
-def cubic_kernel(hubs: Floats, others: Floats) -> Floats:
-    r"""Covariance of random cubic polynomials of the hubs (n, k) and one of the others (n, d - k).
+class LocalKernels(NamedTuple):
+    """Covariances of random polynomials of all hubs and one other parameter."""
 
-    With g the inner product of k coordinates and s their squared lengths, all Hermite polynomials
-    of degree three have the kernel ``g (g^2 + 3 (k + 2 - s_x - s_y)) / 6``. This is its sum over
-    all others l, for the coordinates of the hubs and l. Polynomials of the hubs alone count once.
+    third: Floats  # (n, n)
+    fourth: Floats  # (n, n)
+
+
+def local_kernels(hubs: Floats, others: Floats) -> LocalKernels:
+    r"""Kernels of random polynomials of the hubs (n, k) and one of the others (n, d - k).
+
+    Let :math:`H_m` be the sum of ``he_a(x) he_a(y)`` over all orthonormal Hermite polynomials of
+    degree m in the hubs, and :math:`S_m` the sum over the others of that polynomial of one
+    coordinate. A Hermite polynomial of several coordinates is a product of those of its parts. So
+    all polynomials of degree m of the hubs and one other have the kernel
+    :math:`H_m + H_{m-1} S_1 + \dots + H_1 S_{m-1} + S_m`, entry by entry. All have the same
+    variance.
+
+    Examples
+    --------
+    >>> x = np.array([[0.5, 1.0], [2.0, -1.0]])
+    >>> kernel = local_kernels(x[:, :1], x[:, 1:]).third
+    >>> he = lambda x: np.stack([1 + 0 * x, x, (x**2 - 1) / 2**0.5, (x**3 - 3 * x) / 6**0.5])
+    >>> features = np.stack([he(x[:, 0])[3 - m] * he(x[:, 1])[m] for m in range(4)], axis=1)
+    >>> bool(np.allclose(kernel, features @ features.T / 4))
+    True
     """
     k, n_others = hubs.shape[1], others.shape[1]
-    g, square, own = hubs @ hubs.T, np.sum(hubs**2, axis=1), np.sum(others**2, axis=1)
-    rest = k + 3 - square[:, None] - square  # k + 3 less the squared lengths
-    one = others @ others.T
-    # The polynomials of the hubs alone, and the sum over l of g_l (g_l^2 + 3 (k + 3 - s_l)), less
-    # that of the hubs alone for each of them.
-    kernel: Floats = (g**2 + 3 * (rest - 1 + n_others - own[:, None] - own)) * g
-    kernel += 3 * (g**2 + rest) * one
-    kernel += 3 * g * (others**2 @ (others**2).T)
-    crossed = others**3 @ others.T
-    kernel += others**3 @ (others**3).T - 3 * (crossed + crossed.T)
-    kernel /= 6 * (_n_cubic(k) + n_others * (_n_cubic(k + 1) - _n_cubic(k)))
-    return kernel
+    H, S = _hub_sums(hubs), _one_by_one(others)
+    third = H[3] + H[2] * S[1] + H[1] * S[2] + S[3]
+    fourth = H[4] + H[3] * S[1] + H[2] * S[2] + H[1] * S[3] + S[4]
+    return LocalKernels(third / _n_local(k, n_others, 3), fourth / _n_local(k, n_others, 4))
 
 
-def _n_cubic(k: int) -> int:
-    """Polynomials of degree three in k coordinates."""
-    return k * (k + 1) * (k + 2) // 6
+def _hub_sums(z: Floats) -> list[Floats]:
+    """Sums of ``he_a(x) he_a(y)`` over all polynomials of degree zero to four (n, n)."""
+    k, square = z.shape[1], np.sum(z**2, axis=1)
+    g = z @ z.T
+    s = k - square[:, None] - square
+    second = 0.5 * (g**2 + s)
+    third = g * (g**2 + 3 * s + 6) / 6
+    fourth = (g**2 * (g**2 + 6 * s + 24) + 3 * (s * (s + 4) - 2 * k)) / 24
+    return [np.ones_like(g), g, second, third, fourth]
+
+
+def _one_by_one(z: Floats) -> list[Floats]:
+    """Sums of ``he_m(x_l) he_m(y_l)`` over coordinates l, for the degrees zero to four (n, n)."""
+    square = z**2
+    second, third, fourth = square - 1, z * (square - 3), square * (square - 6) + 3
+    scaled = [np.ones_like(z), z, second / math.sqrt(2), third / math.sqrt(6), fourth / math.sqrt(24)]
+    return [x @ x.T for x in scaled]
+
+
+def _n_local(k: int, n_others: int, degree: int) -> int:
+    """Polynomials of this degree in k hubs and at most one of the others."""
+    alone, with_one = (math.comb(n + degree - 1, degree) for n in (k, k + 1))
+    return alone + n_others * (with_one - alone)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,26 +231,27 @@ class StructuredCovariance:
 
     plain: Covariance  # without a structure
     quadratic: Floats  # (n, n) kernel of the structured matrix
-    cubic: Floats | None  # (n, n) kernel of the structured polynomials of degree three, if any
-    dense: float  # share of a dense matrix
-    share: float  # share of degree three that is structured
+    local: LocalKernels  # of the structured polynomials of degrees three and four
+    structure: Structure  # the shares
 
     @classmethod
     def of(cls, z: Floats, frame: Frame, structure: Structure) -> StructuredCovariance:
         """The covariance of points z (n, d)."""
         quadratic = quadratic_kernel(z @ frame.A.T, structure, frame.rho)
-        cubic = cubic_kernel(*frame.conditional(z, structure.hubs)) if structure.cubic else None
-        return cls(Covariance(z), quadratic, cubic, structure.dense, structure.cubic)
+        local = local_kernels(*frame.conditional(z, structure.hubs))
+        return cls(Covariance(z), quadratic, local, structure)
 
     def write(self, quadratic: float, omega: float, out: Floats) -> None:
         """Write degree two with variance ``quadratic``, plus the tail, into ``out`` (n, n)."""
-        weights = np.array([quadratic * self.dense, (1 - self.share) / (1 + omega), omega / (1 + omega)])
-        self.plain.write_sum(weights, out)
+        shares, tail = self.structure, np.array([1.0, omega]) / (1 + omega)
+        structured = np.array([shares.cubic, shares.quartic])
+        self.plain.write_sum(np.array([quadratic * shares.dense, *((1 - structured) * tail)]), out)
+        cubic, quartic = structured * tail
         for part in np.array_split(np.arange(len(out)), max(1, len(out) // _ROWS)):
             tile = slice(part[0], part[-1] + 1), slice(part[0], None)
             out[tile] += quadratic * self.quadratic[tile]
-            if self.cubic is not None:
-                out[tile] += self.share / (1 + omega) * self.cubic[tile]
+            out[tile] += cubic * self.local.third[tile]
+            out[tile] += quartic * self.local.fourth[tile]
 
 
 class StructuredRegression(HermiteRegression):
@@ -264,7 +298,7 @@ class StructuredRegression(HermiteRegression):
         other = copy(self)
         other.structure = self.structure._replace(dense=dense)
         assert isinstance(self._covariance, StructuredCovariance)
-        other._covariance = replace(self._covariance, dense=dense)
+        other._covariance = replace(self._covariance, structure=other.structure)
         other._factored, other._misfits = {}, {}
         return other
 
@@ -336,14 +370,15 @@ class _Components(NamedTuple):
     own: float
     dense: float
     third: float
-    structured: float
+    local_third: float
     fourth: float
+    local_fourth: float
     noise: float
 
     @property
     def tail(self) -> float:
         """Variance of degrees three and four."""
-        return self.third + self.structured + self.fourth
+        return self.third + self.local_third + self.fourth + self.local_fourth
 
 
 def first_rows(points: Sample, frame: Frame, rule: StructureRule) -> _Components | None:
@@ -368,59 +403,67 @@ def find_structure(points: Sample, frame: Frame, rule: StructureRule, first: _Co
     found = _RestrictedLikelihood(points, frame, most).start()._replace(rows=first.rows, own=first.own)
     hubs = np.ones(d, dtype=bool)
     for most_points in (most, *(rule.choices - 1) * (rule.most_points,)):
-        found, hubs = _with_hubs(_RestrictedLikelihood(points, frame, most_points), found, rule)
-        if np.sum(found.rows > rule.hub * np.max(found.rows)) > rule.hubs * d:
+        hubs = found.rows > rule.hub * np.max(found.rows)
+        found = _improved(_RestrictedLikelihood(points, frame, most_points), found, hubs, rule)
+        if not rule.is_sparse(found.rows > rule.hub * np.max(found.rows)):
             return None
     return _relative(found, hubs, frame.rho)
 
 
 def update_structure(points: Sample, frame: Frame, rule: StructureRule, last: Structure) -> Structure:
-    """The structure with the highest restricted likelihood, near the one of the last search."""
-    likelihood = _RestrictedLikelihood(points, frame, rule.most_points)
-    return _relative(*_with_hubs(likelihood, _absolute(last), rule), frame.rho)
+    """The structure with the highest restricted likelihood, near the one of the last search.
+
+    Far from the optimum, terms of higher degree may make hubs of many parameters. With too many of
+    them, the hubs stay as they were.
+    """
+    likelihood, old = _RestrictedLikelihood(points, frame, rule.most_points), _absolute(last)
+    is_hub = old.rows > rule.hub * np.max(old.rows)
+    hubs = is_hub if rule.is_sparse(is_hub) else last.hubs
+    return _relative(_improved(likelihood, old, hubs, rule), hubs, frame.rho)
 
 
-def _with_hubs(
-    likelihood: _RestrictedLikelihood, found: _Components, rule: StructureRule
-) -> tuple[_Components, NDArray[np.bool_]]:
-    """Choose the hubs, and improve all components for them."""
-    hubs = found.rows > rule.hub * np.max(found.rows)
+def _improved(
+    likelihood: _RestrictedLikelihood, found: _Components, hubs: NDArray[np.bool_], rule: StructureRule
+) -> _Components:
+    """Improve all components for these hubs."""
     likelihood.assume(hubs)
     found = likelihood.rescaled(found)
     for _ in range(rule.iterations):
         found = likelihood.improved(found)
         found = found._replace(noise=max(found.noise, rule.least_noise * found.tail))
-    return found, hubs
+    return found
 
 
 def _absolute(structure: Structure) -> _Components:
     """The components of a structure, up to a common factor."""
     s, v = structure, structure.variances
-    third = 1 / (1 + v.omega)
+    third, fourth = 1 / (1 + v.omega), max(v.omega, _REVIVED) / (1 + v.omega)
     return _Components(
         rows=np.maximum(s.rows, _REVIVED * np.max(s.rows)) * v.quadratic,
         own=s.own * v.quadratic,
         dense=s.dense * v.quadratic,
         third=third * max(1 - s.cubic, _REVIVED),
-        structured=third * max(s.cubic, _REVIVED),
-        fourth=max(v.omega, _REVIVED) * third,
+        local_third=third * max(s.cubic, _REVIVED),
+        fourth=fourth * max(1 - s.quartic, _REVIVED),
+        local_fourth=fourth * max(s.quartic, _REVIVED),
         noise=v.noise,
     )
 
 
 def _relative(found: _Components, hubs: NDArray[np.bool_], rho: Floats) -> Structure:
     """Variances relative to those of their degree, as the regression has them."""
-    raw = Structure(found.rows, found.own, 0.0, hubs, 0.0, Variances())
+    raw = Structure(found.rows, found.own, 0.0, hubs, 0.0, 0.0, Variances())
     # Mean variance of the quadratic under q: each feature has variance 1 + rho^2.
     level = 0.5 * float(np.sum(pair_variances(raw) * (1 + rho**2)))
-    third = found.third + found.structured
-    variances = Variances(found.fourth / third, level / found.tail, found.noise / found.tail)
+    third, fourth = found.third + found.local_third, found.fourth + found.local_fourth
+    variances = Variances(fourth / third, level / found.tail, found.noise / found.tail)
     return Structure(
         found.rows / level,
         found.own / level,
         max(found.dense / level, _LEAST_DENSE),
         hubs,
-        found.structured / third,
+        found.local_third / third,
+        found.local_fourth / fourth,
         variances,
     )
 
@@ -443,8 +486,9 @@ class _RestrictedLikelihood:
         self._parts = {} if plain is None else {"dense": plain.second, "third": plain.third, "fourth": plain.fourth}
 
     def assume(self, hubs: NDArray[np.bool_]) -> None:
-        """Let cubic polynomials be those of these hubs and one other parameter."""
-        self._parts["structured"] = cubic_kernel(*self._frame.conditional(self._z, hubs))
+        """Let structured polynomials be those of these hubs and one other parameter."""
+        local = local_kernels(*self._frame.conditional(self._z, hubs))
+        self._parts |= {"local_third": local.third, "local_fourth": local.fourth}
 
     def start(self) -> _Components:
         """Components of about the right size."""
@@ -452,8 +496,9 @@ class _RestrictedLikelihood:
         size = float(np.var(self._y)) / float(np.mean(np.sum(self._t**2, axis=1) / d)) ** 2
         rows, own = np.full(d, 0.1 * size / d**2), size / d
         if not self._parts:
-            return _Components(rows, own, 0.0, 0.0, 0.0, 0.0, 0.1 * size)
-        return _Components(rows, own, 1e-3 * size, 0.05 * size, 0.05 * size, 0.02 * size, 1e-3 * size)
+            return _Components(rows, own, 0.0, 0.0, 0.0, 0.0, 0.0, 0.1 * size)
+        tail = 0.05 * size, 0.05 * size, 0.02 * size, 0.02 * size
+        return _Components(rows, own, 1e-3 * size, *tail, 1e-3 * size)
 
     def rescaled(self, c: _Components) -> _Components:
         """The same components times the factor of the highest likelihood."""
@@ -462,7 +507,7 @@ class _RestrictedLikelihood:
         return _Components(*(factor * part for part in c))
 
     def _covariance(self, c: _Components) -> Floats:
-        s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, Variances())
+        s = Structure(c.rows, c.own, 0.0, np.zeros(0, dtype=bool), 0.0, 0.0, Variances())
         V = quadratic_kernel(self._t, s, self._frame.rho, self._gram)
         for name, kernel in self._parts.items():
             V += getattr(c, name) * kernel
