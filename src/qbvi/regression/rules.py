@@ -471,11 +471,20 @@ class VarianceSearch:
     every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
+    # Number of points from which an iteration does not search. It takes the variances as they are,
+    # and the slope of the deviance improves them for the next one ...
+    descent: int = 1500
+    longest: tuple[float, float, float] = (0.35, 0.7, 0.7)  # ... by steps of at most this
 
     def thorough(self) -> VarianceSearch:
         """The same search with the effort of few points, whatever their number."""
         _, tries = self.tries[0]
-        return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
+        most = sys.maxsize
+        return replace(self, tries=(), fewest_tries=tries, pause=most, restart=most, descent=most)
+
+    def is_descent(self, n: int, turn: int) -> bool:
+        """Whether iteration ``turn`` with n points takes its variances from the one before."""
+        return n >= self.descent and turn > self.every  # one iteration before has searched
 
     def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
