@@ -89,6 +89,12 @@ def test_a_step_is_at_most_as_long_as_the_rules_say_and_stays_within_the_bounds(
 
 def test_many_points_descend_after_a_first_search():
     rule = VarianceSearch()
-    assert [rule.is_descent(rule.descent, turn) for turn in (1, 3, 4)] == [False, False, True]
-    assert not rule.is_descent(rule.descent - 1, 9)
-    assert not rule.thorough().is_descent(6000, 9)
+    assert [rule.is_descent(rule.descent, 100, turn) for turn in (1, 3, 4)] == [False, False, True]
+    assert not rule.is_descent(rule.descent - 1, 100, 9)
+    assert not rule.thorough().is_descent(6000, 100, 9)
+
+
+def test_fewer_points_descend_if_they_determine_all_coefficients():
+    rule, n = VarianceSearch(), 40 * 43 // 2
+    assert [rule.is_descent(m, 40, 9) for m in (n - 1, n)] == [False, True]
+    assert [rule.is_descent(m, 8, 9) for m in (rule.pause - 1, rule.pause)] == [False, True]

@@ -110,8 +110,8 @@ class _Fitted(NamedTuple):
 
 
 def _searched(regression: HermiteRegression, state: RegressionState, rules: Rules) -> _Searched:
-    n, turn, rule = len(regression.points.h), len(state.store.past), rules.search
-    if rule.is_descent(n, turn):
+    (n, d), turn, rule = regression.points.z.shape, len(state.store.past), rules.search
+    if rule.is_descent(n, d, turn):
         with_omega = turn % rule.every == 0
         return _Searched(state.variances, improved(regression, state.variances, with_omega=with_omega))
     found = regression.search(state.variances, rule.plan(n, turn))

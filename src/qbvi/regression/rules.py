@@ -472,7 +472,9 @@ class VarianceSearch:
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
     # Number of points from which an iteration does not search. It takes the variances as they are,
-    # and the slope of the deviance improves them for the next one ...
+    # and the slope of the deviance improves them for the next one. Fewer are enough if they are
+    # more than `pause` and determine all coefficients: the slope is a local one, and before that
+    # the deviance may have a second minimum at large noise ...
     descent: int = 1500
     longest: tuple[float, float, float] = (0.35, 0.7, 0.7)  # ... by steps of at most this
 
@@ -482,9 +484,10 @@ class VarianceSearch:
         most = sys.maxsize
         return replace(self, tries=(), fewest_tries=tries, pause=most, restart=most, descent=most)
 
-    def is_descent(self, n: int, turn: int) -> bool:
+    def is_descent(self, n: int, d: int, turn: int) -> bool:
         """Whether iteration ``turn`` with n points takes its variances from the one before."""
-        return n >= self.descent and turn > self.every  # one iteration before has searched
+        least = min(self.descent, max(self.pause, d * (d + 3) // 2))
+        return n >= least and turn > self.every  # one iteration before has searched
 
     def plan(self, n: int, turn: int) -> SearchPlan:
         """The effort for n points in iteration ``turn``; a try costs n^3."""
