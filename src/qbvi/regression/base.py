@@ -41,7 +41,8 @@ class Answer:
     bound: float  # lower bound
     bound_se: float  # its standard error
     gradient_norm: float  # length of the natural gradient in orthonormal coordinates
-    variances: Variances  # prior variances that predict best
+    variances: Variances  # prior variances of the regression ...
+    following: Variances  # ... and those with which the next one starts
     tail: float  # variance, at q, of what no member of the family follows
     n_effective: float  # effective sample size
 
@@ -396,7 +397,7 @@ class RegressionMethod(Algorithm):
         explained = (state.noise or 0.0) / (answer.variances.noise * answer.tail)
         misfit = float(np.clip(1 - explained, self.rules.noise.least_misfit, 1.0))
         return state._replace(
-            q=move.q, variances=answer.variances, last_step=last, misfit=misfit, n_effective=answer.n_effective
+            q=move.q, variances=answer.following, last_step=last, misfit=misfit, n_effective=answer.n_effective
         )
 
 

@@ -225,6 +225,7 @@ class Regression(RegressionMethod):
             bound_se=surrogate.bound_se,
             gradient_norm=math.sqrt(float(np.sum(surrogate.b**2) + 0.5 * np.sum(surrogate.C**2))),
             variances=found.variances,
+            following=found.following,
             tail=surrogate.scale,
             n_effective=found.n_effective,
             regression=found.regression,

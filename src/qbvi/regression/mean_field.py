@@ -129,6 +129,7 @@ class MeanFieldRegression(RegressionMethod):
             error=0.5 * (family.size * variance / found.n_effective + keep * noise),
             tail=regression.scale(left_out, variances),
             variances=variances,
+            following=found.following,
             n_effective=found.n_effective,
         )
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.families.base import Family, GaussianFamily
+from qbvi.regression.descent import improved
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.look import PriorLook
 from qbvi.regression.noise import Repeats, law_around
@@ -61,6 +62,7 @@ class Regressed(NamedTuple):
     rows: NDArray[np.int64]  # (n,) of the store
     weights: Floats  # (n,) density of q over that of the past draws, at most one
     pair: NDArray[np.int64]  # (m,) number of the mirror pair of each point held out
+    following: Variances  # with which the next regression starts
     finding: Finding = Finding()  # which parameters interact, as far as is known
 
     @property
@@ -88,20 +90,32 @@ def regress(
     else:
         regression = HermiteRegression(points, None if free is None else free(x), rules.search)
         fitted = _Fitted(regression, _searched(regression, state, rules), Finding())
-    return Regressed(fitted.regression, fitted.variances, rows, chosen.weights[order], pair, fitted.finding)
+    weights, (now, following) = chosen.weights[order], fitted.variances
+    return Regressed(fitted.regression, now, rows, weights, pair, following, fitted.finding)
+
+
+class _Searched(NamedTuple):
+    """Prior variances."""
+
+    now: Variances
+    following: Variances  # where the next iteration starts
 
 
 class _Fitted(NamedTuple):
     """A regression with its prior."""
 
     regression: HermiteRegression
-    variances: Variances
+    variances: _Searched
     finding: Finding
 
 
-def _searched(regression: HermiteRegression, state: RegressionState, rules: Rules) -> Variances:
-    n = len(regression.points.h)
-    return regression.search(state.variances, rules.search.plan(n, len(state.store.past)))
+def _searched(regression: HermiteRegression, state: RegressionState, rules: Rules) -> _Searched:
+    (n, d), turn, rule = regression.points.z.shape, len(state.store.past), rules.search
+    if rule.is_descent(n, d, turn):
+        with_omega = turn % rule.every == 0
+        return _Searched(state.variances, improved(regression, state.variances, with_omega=with_omega))
+    found = regression.search(state.variances, rule.plan(n, turn))
+    return _unchanged(found)
 
 
 def _fitted(points: Sample, frame: Frame, state: RegressionState, rules: Rules) -> _Fitted:
@@ -116,7 +130,7 @@ def _fitted(points: Sample, frame: Frame, state: RegressionState, rules: Rules) 
     is_due = rule.is_due(n, d, n_near, old.due, is_known=old.structure is not None)
     if old.structure is not None and old.is_used and not is_due and not rule.has_moved(d, n_near):
         with_it = StructuredRegression(near, frame, old.structure, rules.search)
-        return _Fitted(with_it, old.structure.variances, old)
+        return _Fitted(with_it, _unchanged(old.structure.variances), old)
     found = [] if old.structure is None else [update_structure(near, frame, rule, old.structure)]
     if is_due:
         first = first_rows(near, frame, rule)
@@ -132,14 +146,18 @@ def _fitted(points: Sample, frame: Frame, state: RegressionState, rules: Rules) 
     tried = [StructuredRegression(near, frame, structure, rules.search) for structure in found]
     with_it = min(tried, key=lambda regression: regression.misfit(regression.structure.variances))
     # A comparison is fair if both have the best variances, also in an iteration without a search.
-    best = dense.search(variances, rules.search.plan(len(points.h), 0))
+    best = dense.search(variances.now, rules.search.plan(len(points.h), 0))
     finding = old.compared(with_it.structure, dense.misfit(best) - with_it.misfit(with_it.structure.variances), rule)
     if finding.is_used:
-        return _Fitted(with_it, with_it.structure.variances, finding._replace(dense=best))
+        return _Fitted(with_it, _unchanged(with_it.structure.variances), finding._replace(dense=best))
     if finding.structure is None:
         # One that was in use may only have been found too far from the optimum.
         finding = Finding(rule.next_search(n, is_likely=old.n_won == rule.wins))
-    return _Fitted(dense, best if old.is_used else variances, finding)
+    return _Fitted(dense, _unchanged(best) if old.is_used else variances, finding)
+
+
+def _unchanged(variances: Variances) -> _Searched:
+    return _Searched(variances, variances)
 
 
 def _near(points: Sample, rule: StructureRule) -> Sample:

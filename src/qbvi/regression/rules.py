@@ -495,17 +495,29 @@ class VarianceSearch:
     # first of them already bounds the condition number.
     nuggets: tuple[float, ...] = tuple(10.0**e for e in range(-9, -1))
     # Tries for fewer than so many points: with more points a try costs more.
-    tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
+    tries: tuple[tuple[int, int], ...] = ((150, 16), (400, 8), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
     pause: int = 500  # number of points from which not every iteration searches ...
     every: int = 3  # ... but one of so many
     restart: int = 400  # number of points from which only every second search uses the corners
     leap: int = 1500  # number of points from which a stride doubles while that helps
+    # Number of points from which an iteration does not search. It takes the variances as they are,
+    # and the slope of the deviance improves them for the next one. Fewer are enough if they are
+    # more than `pause` and determine all coefficients: the slope is a local one, and before that
+    # the deviance may have a second minimum at large noise ...
+    descent: int = 1500
+    longest: tuple[float, float, float] = (0.35, 0.7, 0.7)  # ... by steps of at most this
 
     def thorough(self) -> VarianceSearch:
         """The same search with the effort of few points, whatever their number."""
         _, tries = self.tries[0]
-        return replace(self, tries=(), fewest_tries=tries, pause=sys.maxsize, restart=sys.maxsize)
+        most = sys.maxsize
+        return replace(self, tries=(), fewest_tries=tries, pause=most, restart=most, descent=most)
+
+    def is_descent(self, n: int, d: int, turn: int) -> bool:
+        """Whether iteration ``turn`` with n points takes its variances from the one before."""
+        least = min(self.descent, max(self.pause, d * (d + 3) // 2))
+        return n >= least and turn > self.every  # one iteration before has searched
 
     def resting(self) -> VarianceSearch:
         """No search at all: for another regression on the same points."""

@@ -16,7 +16,7 @@ With large noise this is the score-function estimator, without noise the least-s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -29,7 +29,7 @@ from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import Covariance, free_features, kernels
 from qbvi.regression.rules import SearchPlan, VarianceSearch
 
-__all__ = ["HermiteRegression", "Sample", "Surrogate", "Variances"]
+__all__ = ["HermiteRegression", "Pairing", "Predicted", "Sample", "Slope", "Solved", "Surrogate", "Variances", "whiten"]
 
 Floats = NDArray[np.float64]
 Logarithms = tuple[float, float, float]  # of the variances, in their order
@@ -87,6 +87,13 @@ class Quadratic(NamedTuple):
     n_determined: float  # coefficients that the draws, not the prior, determine: noise is in these
 
 
+class Slope(NamedTuple):
+    """Derivative of the deviance in the logarithm of a variance, and about its curvature."""
+
+    slope: float
+    curvature: float
+
+
 class PriorCovariance(Protocol):
     """Prior covariance of the polynomials of degree two to four at the points of a regression."""
 
@@ -126,7 +133,7 @@ class HermiteRegression:
         self._rules = VarianceSearch() if rules is None else rules
         self._centre = float(np.median(points.h))  # keeps precision if the log-likelihood is large
         self.points = points._replace(h=points.h - self._centre)
-        self._pairing = _Pairing.of(points.pair)
+        self.pairing = Pairing.of(points.pair)
         self._equal = features is not None  # the coordinates of a product of families are not normal
         self._covariance = self._prior()
         free = self._free_features() if features is None else features
@@ -167,6 +174,35 @@ class HermiteRegression:
                 strides = (strides[0] / 2, strides[1] / 2, strides[2] / 2)
         return _variances(tries.x)
 
+    def left_out_at(self, variances: Variances) -> tuple[Solved, Predicted, float]:
+        """The factored regression, the errors of the left-out pairs, and their scale."""
+        solved = self._solved(variances)
+        predicted = predicted_pairs(solved, self.pairing)
+        return solved, predicted, self._scale(predicted.square, variances)
+
+    def degree_four(self) -> Floats:
+        """The kernel of degree four at the points (n, n); only the lower triangle is filled."""
+        n = len(self.points.h)
+        kernel = np.empty((n, n))
+        Covariance(self.points.z, equal=self._equal).write_sum(np.array([0.0, 0.0, 1.0]), kernel)
+        return kernel.T
+
+    def stepped(self, variances: Variances, slopes: Mapping[str, Slope]) -> Variances:
+        """The variances after a step down the slopes of the deviance, by the name of a variance.
+
+        The logarithms have the weak prior of a search. A step is at most as long as the rules say.
+        """
+        rules, x = self._rules, dict(zip(Variances._fields, self._logarithms(variances), strict=True))
+        for i, name in enumerate(Variances._fields):
+            if name not in slopes:
+                continue
+            slope, curvature = slopes[name]
+            stiffness = 2 / rules.width[i] ** 2
+            step = -(slope + stiffness * (x[name] - math.log(rules.centre[i]))) / (curvature + stiffness)
+            low, high = self._bounds[i]
+            x[name] = min(max(x[name] + min(max(step, -rules.longest[i]), rules.longest[i]), low), high)
+        return _variances((x["omega"], x["quadratic"], x["noise"]))
+
     def boldest_posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """The posterior with the largest prior variance that the draws do not refute."""
         return self.posterior(self.boldest(variances), family)
@@ -187,7 +223,7 @@ class HermiteRegression:
     def posterior(self, variances: Variances, family: GaussianFamily) -> Surrogate:
         """Posterior of the coefficients; ``family`` decides which of degree two count."""
         solved = self._solved(variances)
-        left_out = _left_out(solved, self._pairing)
+        left_out = _left_out(solved, self.pairing)
         self._misfits[variances] = self._deviance(left_out.square, left_out.log_det, variances)
         scale, free, d = self.scale(left_out, variances), solved.free, family.dim
         free_variance = np.sum(np.triu(scipy.linalg.lapack.dtrtri(solved.R)[0]) ** 2, axis=1)
@@ -238,7 +274,7 @@ class HermiteRegression:
         """
         n = len(self.points.h)
         factor = self._factor(variances, np.empty((n, n)) if workspace is None else workspace)
-        whitened = _whiten(factor, self._known)
+        whitened = whiten(factor, self._known)
         Q, R = _qr(whitened[:, :-1])
         along = Q.T @ whitened[:, -1]
         return Solved(factor, Q, R, along, whitened[:, -1] - Q @ along)
@@ -276,13 +312,13 @@ class HermiteRegression:
     def misfit(self, variances: Variances) -> float:
         """Minus twice the log predictive density of the left-out pairs."""
         if variances not in self._misfits:
-            predicted = _predicted(self._solved(variances), self._pairing)
+            predicted = predicted_pairs(self._solved(variances), self.pairing)
             self._misfits[variances] = self._deviance(predicted.square, predicted.log_det, variances)
         return self._misfits[variances]
 
     def _deviance(self, square: float, log_det: float, variances: Variances) -> float:
         scale = self._scale(square, variances)
-        return log_det + self._pairing.m * math.log(scale) + square / scale
+        return log_det + self.pairing.m * math.log(scale) + square / scale
 
     def _badness(self, x: Logarithms) -> float:
         """What a search minimises: misfit, plus minus twice a weak log prior of the logarithms."""
@@ -301,7 +337,7 @@ class HermiteRegression:
         return self._scale(left_out.square, variances)
 
     def _scale(self, square: float, variances: Variances) -> float:
-        return max(square / self._pairing.m, self.points.floor / variances.noise)
+        return max(square / self.pairing.m, self.points.floor / variances.noise)
 
 
 class _Tries:
@@ -368,7 +404,7 @@ class LeftOut(NamedTuple):
     log_det: float  # log determinant of those variances
 
 
-class _Pairing(NamedTuple):
+class Pairing(NamedTuple):
     """Which of the left-out points are mirror images of each other."""
 
     m: int  # number of points
@@ -377,7 +413,8 @@ class _Pairing(NamedTuple):
     both: NDArray[np.bool_] | None  # (pairs,) whether there is a second point; None if all have one
 
     @classmethod
-    def of(cls, pair: NDArray[np.int64]) -> _Pairing:
+    def of(cls, pair: NDArray[np.int64]) -> Pairing:
+        """The pairing of points with these numbers (m,)."""
         m = len(pair)
         first = np.flatnonzero(np.r_[True, pair[1:] != pair[:-1]])
         if m == 2 * len(first) and np.array_equal(pair[::2], pair[1::2]):
@@ -386,13 +423,15 @@ class _Pairing(NamedTuple):
         return cls(m, first, second, (second > first) & (pair[second] == pair[first]))
 
 
-class _Predicted(NamedTuple):
+class Predicted(NamedTuple):
     """Errors of the two points of each pair, predicted without it, and their joint density."""
 
     first: Floats  # (pairs,)
     second: Floats  # (pairs,) zero if there is no second point
     square: float
     log_det: float
+    # (pairs,) each: entries of P at the first point, at the second, between them; determinant
+    precision: tuple[Floats, Floats, Floats, Floats]
 
 
 def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
@@ -401,11 +440,11 @@ def leave_pairs_out(solved: Solved, pair: NDArray[np.int64]) -> LeftOut:
     With S the two rows of a pair, its residual is ``P_SS^-1 alpha_S``, with variance ``P_SS^-1``. A
     point whose mirror image failed is left out alone.
     """
-    return _left_out(solved, _Pairing.of(pair))
+    return _left_out(solved, Pairing.of(pair))
 
 
-def _left_out(solved: Solved, pairing: _Pairing) -> LeftOut:
-    e1, e2, square, log_det = _predicted(solved, pairing)
+def _left_out(solved: Solved, pairing: Pairing) -> LeftOut:
+    e1, e2, square, log_det, _ = predicted_pairs(solved, pairing)
     even, odd = 0.5 * (e1 + e2), 0.5 * (e1 - e2)
     if pairing.both is not None:
         even, odd = (np.where(pairing.both, part, e1 / math.sqrt(2)) for part in (even, odd))
@@ -415,10 +454,10 @@ def _left_out(solved: Solved, pairing: _Pairing) -> LeftOut:
     return LeftOut(residuals, float(even @ even) / len(e1), float(odd @ odd) / len(e1), square, log_det)
 
 
-def _predicted(solved: Solved, pairing: _Pairing) -> _Predicted:
+def predicted_pairs(solved: Solved, pairing: Pairing) -> Predicted:
     m, first, second, both = pairing
     # The last rows of P = V^-1 - H H' and of alpha depend only on the last block of the factor.
-    inverse = _whiten(solved.factor[-m:, -m:], np.eye(m))
+    inverse = whiten(solved.factor[-m:, -m:], np.eye(m))
     H, alpha = inverse.T @ solved.Q[-m:], solved.rest[-m:] @ inverse
     full = np.einsum("ij,ij->j", inverse, inverse)
     diagonal = np.maximum(full - np.einsum("ij,ij->i", H, H), _CANCELLED * full + _TINY)
@@ -429,7 +468,7 @@ def _predicted(solved: Solved, pairing: _Pairing) -> _Predicted:
     product = p1 * p2
     det = np.maximum(product - off * off, _CANCELLED * product)
     e1, e2 = (p2 * a1 - off * a2) / det, (p1 * a2 - off * a1) / det
-    return _Predicted(e1, e2, float(a1 @ e1 + a2 @ e2), -float(np.log(det).sum()))
+    return Predicted(e1, e2, float(a1 @ e1 + a2 @ e2), -float(np.log(det).sum()), (p1, p2, off, det))
 
 
 def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) -> float:
@@ -446,7 +485,7 @@ def _unexplained(solved: Solved, z: Floats, family: GaussianFamily, one: float) 
 
 def explained(solved: Solved, features: Floats) -> float:
     """The sum of ``f'Pf`` over features f, the columns (n, k)."""
-    whitened = _whiten(solved.factor, features)
+    whitened = whiten(solved.factor, features)
     along = solved.Q.T @ whitened
     return float(np.vdot(whitened, whitened) - np.vdot(along, along))
 
@@ -478,7 +517,7 @@ def _combined(z: Floats, pattern: Floats) -> tuple[float, Floats]:
     return total, products + math.sqrt(0.5) * (z**2 @ squares.T)
 
 
-def _whiten(factor: Floats, columns: Floats) -> Floats:
+def whiten(factor: Floats, columns: Floats) -> Floats:
     """Multiply columns (n, k) by the inverse of a lower triangular factor."""
     return np.asarray(scipy.linalg.blas.dtrsm(1.0, factor, columns, lower=1))
 
