@@ -216,3 +216,14 @@ def test_a_low_value_matters_where_no_other_point_says_so():
     worth = surface.worth()
     assert np.all(worth >= y - 1e-9)  # a high value always matters
     assert worth[5] > worth[7] + 2  # the only low one on its side, and one among three
+
+
+def test_points_at_astronomic_distances_do_not_matter(rng):
+    """The first points of a fit may be a billion standard deviations away, and close to each other."""
+    surface = make(rng)
+    near, y = surface.points.theta, surface.points.y
+    far = 1e9 + 1e3 * rng.normal(size=(20, 2))
+    points = Points(np.concatenate([near, far]), np.append(y, np.full(20, -1e18)), np.zeros(60), no_points(2))
+    with_far = Surface.searched(points, surface.base, None, Caution(), ShapeSearch())
+    u = rng.normal(size=(50, 2))
+    assert_allclose(with_far(u).low, surface(u).low, atol=0.5)

@@ -31,6 +31,27 @@ def test_every_entry_is_the_formula(d, rng):
     assert_allclose(KERNEL(a, b), expected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("d", [2, 3, 5])
+@pytest.mark.parametrize("length", [0.8, 6.0])
+def test_many_points_give_the_formula_too(d, length, rng):
+    """Then matrix products take the place of exponentials, except for points far out."""
+    kernel, a, b = KERNEL._replace(length=length), 2 * rng.normal(size=(30, d)), rng.normal(size=(200, d))
+    b[:5] *= 30.0
+    a[:5] = b[:5] + 0.1
+    expected = [[by_the_formula(kernel, x, y) for y in b] for x in a]
+    assert_allclose(kernel(a, b), expected, atol=1e-9)
+    K = kernel(b, b)
+    assert np.linalg.eigvalsh(K).min() > -1e-8  # the noise of a surrogate is at least ten times that
+
+
+def test_many_points_with_whole_numbers_give_the_sum_over_few_at_a_time(rng):
+    kernel = Kernel(length=2.0, one=0.3, two=0.3, wholes=(1,), rough=0.4, reach=2.0)
+    a, b = rng.normal(size=(10, 3)), rng.normal(size=(200, 3))
+    a[:, 1], b[:, 1] = np.round(a[:, 1]), np.round(b[:, 1])
+    few = np.concatenate([kernel(a, b[i : i + 50]) for i in range(0, 200, 50)], axis=1)
+    assert_allclose(kernel(a, b), few, atol=1e-9)
+
+
 @pytest.mark.parametrize("d", [1, 2, 3, 6, 12])
 @pytest.mark.parametrize("shares", [(0.0, 0.0), (0.9, 0.05), (0.05, 0.9), (0.3, 0.3)])
 def test_a_covariance_with_unit_variance(d, shares, rng):

@@ -308,6 +308,18 @@ def test_rounds_that_did_not_settle_give_the_one_that_was_confirmed_best():
     assert_allclose(outcome.evidence, 3.01, atol=1e-9)
 
 
+def test_a_bound_that_its_error_explains_is_given_up_for_a_later_one():
+    """One draw where the surrogate is far too low raises the mean of few draws, and its error."""
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    theta = state.current.draws[: 2 * len(state.current.exploring)]
+    y = -0.5 * np.sum(theta**2, axis=1)
+    for bound_se, is_kept in [(0.01, True), (10.0, False)]:
+        lucky = Confirmed(state.current, _check(np.zeros(8), 9.0), bound=9.0, bound_se=bound_se)
+        after, _ = method._round(family, state._replace(best=lucky), theta, y)
+        assert (after.best is lucky) == is_kept
+
+
 @pytest.mark.parametrize("doubt", ["error", "change", "hope"])
 def test_a_round_with_open_nats_does_not_settle(doubt):
     method, family = qbvi.Free(), Gaussian(2)
@@ -340,7 +352,7 @@ def _check(r, log_z):
 
 def _judged(state, checks, best):
     """The state after some rounds, of which one was confirmed best."""
-    return state._replace(checks=tuple(checks), best=Confirmed(state.current, best, bound=0.0))
+    return state._replace(checks=tuple(checks), best=Confirmed(state.current, best, bound=0.0, bound_se=0.0))
 
 
 def _state_in_rounds(method, family):

@@ -95,7 +95,8 @@ class Confirmed(NamedTuple):
 
     current: Current
     check: Check
-    bound: float  # lower bound by these draws
+    bound: float  # lower bound by these draws ...
+    bound_se: float  # ... and its standard error
 
 
 class FreeState(NamedTuple):
@@ -396,8 +397,11 @@ class Free(Algorithm):
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         missing = self._missing(state, (check,))
         gap, (bound, se, finite) = self._gap(state), _lower_bound(check)
-        if state.best is None or not bound + se < state.best.bound or gap < self.tol:
-            state = state._replace(best=Confirmed(current, check, bound))
+        # If errors explain that a later bound is lower, its surrogate is still the better one.
+        se = math.hypot(se, check.log_z_error)
+        is_worse = state.best is not None and bound + math.hypot(se, state.best.bound_se) < state.best.bound
+        if not is_worse or gap < self.tol:
+            state = state._replace(best=Confirmed(current, check, bound, se))
         info = Info(np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
@@ -582,6 +586,7 @@ class Free(Algorithm):
         """Nats between the new posterior and the one before, which was Gaussian at first."""
         if state.current is None:
             return pool.divergence(np.asarray(family.log_prob(state.q, pool.u)))
+        pool = pool.thinned(self.rules.integration.compared)
         before = state.current.density.surface(state.current.member)(pool.u).low
         # Both integrals are over the same draws, so that most of their error cancels.
         return max(pool.divergence(before), abs(pool.log_z - pool.log_integral(before)))

@@ -65,6 +65,11 @@ class Pool(NamedTuple):
         """Effective sample size for the claimed density."""
         return float(1 / np.sum(self.weights**2))
 
+    def thinned(self, n: int) -> Pool:
+        """Every so many-th draw, so that about n effective ones are left."""
+        every = max(1, int(self.n_effective) // n)
+        return Pool(self.proposal, *(part[::every] for part in self[1:]))
+
     def divergence(self, log_density: Floats) -> float:
         """The larger of the two KL divergences to another density, given at the draws (n,).
 
@@ -102,6 +107,8 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         floor = _FLOOR * surface.base.within
         within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
         proposal = Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
+        if n_effective > rules.adapted * rules.draws:
+            break
     pool = _drawn(surface, proposal, rng, rules)
     for _ in range(rules.repeats):
         if pool.n_effective >= rules.enough:

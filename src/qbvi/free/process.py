@@ -97,7 +97,8 @@ class Process:
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
         self._data, n = data, len(data.t)
         self.kernel = _kernel(shape, data.wholes)
-        K = self.kernel(data.z, data.z)
+        self._with_data = self.kernel.against(data.z)
+        K = self._with_data(data.z)
         K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
         self._centre = float(np.median(data.t))
         found = LeftOut.of(K, data.t - self._centre)
@@ -109,7 +110,7 @@ class Process:
 
     def __call__(self, z: Floats) -> Predicted:
         """Predict the residual at points z (m, d)."""
-        k = self.kernel(z, self._data.z)
+        k = self._with_data(z)
         explained = k @ self._inverse.T
         constant = 1 - k @ self._ones
         left = 1 - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total

@@ -91,8 +91,9 @@ class ShapeSearch:
 class Integration:
     """Importance sampling of the surrogate, which costs no evaluation of the user's function."""
 
-    passes: int = 3  # adaptations of the proposal
-    draws: int = 1000  # of one pass
+    passes: int = 3  # adaptations of the proposal, at most ...
+    draws: int = 1000  # ... the draws of one of them ...
+    adapted: float = 0.25  # ... and the effective share of these with which they end
     closing: int = 3000  # draws of the last pass, which gives the normalising constant ...
     enough: int = 500  # ... and is repeated, with further draws, if fewer of them are effective ...
     repeats: int = 3  # ... but not more often than this
@@ -104,6 +105,7 @@ class Integration:
     near: float = 0.1  # nats from a Gaussian below which the moments are polished ...
     polishes: int = 2  # ... so often ...
     matched: int = 2048  # ... with so many draws
+    compared: int = 100  # effective draws that compare two densities
     candidates: int = 8  # proposals for each draw that is resampled from them
 
 

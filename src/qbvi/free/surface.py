@@ -31,6 +31,7 @@ Floats = NDArray[np.float64]
 _BLOCK = 2**21  # most entries of a covariance between new points and old ones, computed at a time
 _AS_LIKELY_AS_NOT = 0.5
 _HIGH_QUANTILE = 0.9
+_FARTHEST = 1e3  # whitened distance of a point: beyond, there is nothing but the base
 _STEEPEST = 50.0  # largest exponent: below so low a depth, values are equal
 
 
@@ -181,7 +182,11 @@ class Surface:
         t = squash(self._y)
         below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
         noise = points.noise + (caution.blur * below) ** 2
-        return Observations(self._whitened(self._w), t - self._fallback(self._w), noise, self.cells.columns)
+        z = self._whitened(self._w)
+        # A first point may be a billion standard deviations away, where differences of squares of
+        # distances are rounding. It is far from all others at any such distance.
+        z *= np.minimum(1.0, _FARTHEST / np.maximum(np.linalg.norm(z, axis=1), 1.0))[:, None]
+        return Observations(z, t - self._fallback(self._w), noise, self.cells.columns)
 
     def _whitened(self, w: Floats) -> Floats:
         if self._map is not None:
