@@ -433,7 +433,7 @@ def test_further_steps_on_the_same_points_lead_to_the_optimum():
     best = -scipy.optimize.minimize(lambda p: -bound(p[0], np.exp(p[1])), [0.0, 0.0], tol=1e-12).fun
     family, gap = Gaussian(1), {}
     for more in (0, 4):
-        method = qbvi.Regression(n_samples=40, rules=Rules(gap=GapPrediction(more_steps=more)))
+        method = qbvi.Regression(n_samples=40, rules=Rules(gap=GapPrediction(more_steps=more, many=1)))
         state = method.init(family, family.start(np.array([0.2]), np.array([0.6])))
         theta = method.ask(family, state, np.random.default_rng(1))
         y = log_joint(theta[:, 0])

@@ -107,8 +107,6 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         floor = _FLOOR * surface.base.within
         within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
         proposal = Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
-        if n_effective > rules.adapted * rules.draws:
-            break
     pool = _drawn(surface, proposal, rng, rules)
     for _ in range(rules.repeats):
         if pool.n_effective >= rules.enough:

@@ -256,7 +256,7 @@ class Regression(RegressionMethod):
         return replace(answer, bound=bound, is_credible=False)
 
     def _move(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> tuple[Move, float]:
-        """One step or, near the optimum, several on the same points.
+        """One step or, near the optimum and in many dimensions, several on the same points.
 
         Each step costs a regression, but no evaluations. So the method steps again as long as steps
         are worth more than the errors of the regression.
@@ -264,7 +264,7 @@ class Regression(RegressionMethod):
         found = self._step(family, state, answer)
         move, gap, origin = found.move, found.gap, state.q
         patient = replace(self, rules=replace(self.rules, search=self.rules.search.resting()))
-        for _ in range(self.rules.gap.more_steps):
+        for _ in range(self.rules.gap.further_steps(family.dim)):
             if math.isinf(gap) or found.ahead <= found.error:
                 break
             state = self._moved(state, answer, found.move)

@@ -196,6 +196,13 @@ class GapPrediction:
     # Further steps on the same points, at most, while a step is worth more than the errors. Along a
     # curved log joint the natural gradient converges slowly: a step may repeat 0.8 of the last one.
     more_steps: int = 4
+    # They pay from so many dimensions on. In fewer, a batch costs few evaluations, and it shows
+    # what no polynomial follows.
+    many: int = 30
+
+    def further_steps(self, d: int) -> int:
+        """Steps on the same points after the first one, at most."""
+        return self.more_steps if d >= self.many else 0
 
     def still_to_come(self, kl: Array, repeated: Array) -> Array:
         """Nats to be gained if each further step repeats the same share of the one before.
