@@ -502,7 +502,7 @@ class VarianceSearch:
     # first of them already bounds the condition number.
     nuggets: tuple[float, ...] = tuple(10.0**e for e in range(-9, -1))
     # Tries for fewer than so many points: with more points a try costs more.
-    tries: tuple[tuple[int, int], ...] = ((150, 16), (400, 8), (1500, 5))
+    tries: tuple[tuple[int, int], ...] = ((150, 24), (400, 14), (1500, 5))
     fewest_tries: int = 3  # tries for more points than that
     pause: int = 500  # number of points from which not every iteration searches ...
     every: int = 3  # ... but one of so many
