@@ -149,3 +149,25 @@ def test_a_line_with_underestimated_errors_ends_in_the_main_mode(seed):
     assert fit.converged
     # Importance sampling with a million draws of a Student-t around the mode; its error is 0.001.
     assert abs(fit.evidence + 56.432) < 3 * fit.evidence_se + 0.05
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_modes_that_cover_a_part_of_the_prior_are_all_found(seed):
+    """Points over the whole prior miss some: they are spread around those that were found, too."""
+    centres = np.array([[3.0, 6.0], [7.5, 6.6], [3.6, 10.8], [9.0, 12.0], [-1.2, 7.8]])
+
+    def log_joint(theta):
+        squares = np.sum((theta[:, None] - centres) ** 2, axis=2) / 0.5**2
+        return np.logaddexp.reduce(-0.5 * squares, axis=1)
+
+    found = np.stack([mode.mean for mode in searched(log_joint, seed).modes])
+    distance = np.linalg.norm(centres[:, None] - found, axis=2).min(axis=1)
+    assert distance.max() < 0.5  # a standard deviation
+
+
+def test_a_search_that_ends_with_many_modes_says_so():
+    many = [mode(10.0 * i) for i in range(RULE.most_modes)]
+    method = qbvi.Free(prior=SEARCH.prior)
+    state = method.init(FAMILY, FAMILY.start(np.zeros(2), np.ones(2)))
+    notes = [method.notes(state._replace(search=begun(*modes))) for modes in (many, many[1:])]
+    assert [any("there may be more" in note for note in some) for some in notes] == [True, False]

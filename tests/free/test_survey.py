@@ -21,13 +21,13 @@ def surveyed(function, mode, cov, prior, seed=1):
     rng, d = np.random.default_rng(seed), len(mode)
     tops = function(mode[None])
     survey = Survey.begin(np.zeros(d))
-    theta = survey.ask(prior, RULE, rng)
+    theta = survey.ask((prior,), RULE, rng)
     apart = theta - mode
     expected = tops[0] - 0.5 * np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1)
     survey = survey.drawn(theta, function(theta)).aimed(mode[None], tops, expected[None], RULE)
     if not len(survey.lines):
         return np.empty((0, d))
-    theta = survey.ask(prior, RULE, rng)
+    theta = survey.ask((prior,), RULE, rng)
     return survey.walked(theta, function(theta), RULE)[1]
 
 
@@ -42,7 +42,7 @@ def on_lines(lines, ends, top=0.0):
 def walked(lines, ends, along, top=0.0):
     """The starts of lines in one dimension from ``lines`` to a mode at zero, with values ``along`` them."""
     survey = on_lines(lines, ends, top)
-    theta = survey.ask(None, FINE, None)
+    theta = survey.ask((), FINE, None)
     done, starts = survey.walked(theta, np.array(along, dtype=float).ravel(), FINE)
     assert not done.is_due
     return starts[:, 0]
@@ -84,7 +84,7 @@ def test_a_second_hill_gives_a_start_on_it(d):
 
 def test_the_start_and_points_that_are_spread_over_the_prior():
     prior = PriorScale(np.array([100.0, -5.0]), np.array([10.0, 0.1]), np.zeros(2, bool))
-    theta = Survey.begin(np.array([3.0, 4.0])).ask(prior, RULE, np.random.default_rng(1))
+    theta = Survey.begin(np.array([3.0, 4.0])).ask((prior,), RULE, np.random.default_rng(1))
     assert len(theta) == 1 + RULE.size(2)
     assert_allclose(theta[0], [3, 4])
     z = (theta[1:] - prior.loc) / prior.scale
@@ -125,7 +125,7 @@ def test_lines_lead_from_any_points_if_most_are_not_as_expected():
 def test_more_points_are_spread_once_if_all_are_as_expected():
     survey = aimed([-30.0, -100.0], [[-20, -109.0]])
     assert survey.is_spreading
-    more = survey.ask(PriorScale(np.zeros(1), np.ones(1), np.zeros(1, bool)), RULE, np.random.default_rng(1))
+    more = survey.ask((PriorScale(np.zeros(1), np.ones(1), np.zeros(1, bool)),), RULE, np.random.default_rng(1))
     assert len(more) == RULE.further * RULE.size(1)
     survey = survey.drawn(more, np.full(len(more), -50.0))
     assert len(survey.theta) == len(survey.y) == len(survey.is_used) == 2 + len(more)
@@ -151,7 +151,7 @@ def test_no_second_line_leads_from_the_same_point():
 def test_lines_lead_from_the_points_to_the_mode():
     lines = np.array([[[7.0, 2.0], [1.0, 2.0]], [[1.0, -4.0], [1.0, 2.0]]])
     survey = Survey.begin(np.zeros(2))._replace(y=np.zeros(1), lines=lines, ends=np.zeros((2, 2)), is_spreading=False)
-    got = survey.ask(None, FINE, None)
+    got = survey.ask((), FINE, None)
     assert_allclose(got, [[6, 2], [5, 2], [4, 2], [3, 2], [2, 2], [1, -3], [1, -2], [1, -1], [1, 0], [1, 1]])
 
 
@@ -217,7 +217,7 @@ def test_a_start_beyond_a_valley_comes_before_a_better_one_at_a_bend():
 def test_more_points_are_spread_each_time_while_the_likelihood_is_zero(rng):
     prior, survey, sizes = PriorScale((0.0, 0.0), (1.0, 1.0), (False, False)), Survey.begin(np.zeros(2)), []
     for _ in range(5):
-        theta = survey.ask(prior, RULE, rng)
+        theta = survey.ask((prior,), RULE, rng)
         sizes.append(len(theta))
         survey = survey.drawn(theta, np.full(len(theta), -np.inf)).blind()
     assert sizes == [9, 12, 18, 26, 40]
@@ -230,7 +230,7 @@ def test_a_mode_near_one_end_of_a_uniform_prior_is_evaluated_near_the_other():
     survey = survey.opposite(np.array([-3.0, 6.0, 9.0]), prior, RULE)
     assert survey.is_due
     # One end at a time; the third coordinate has no ends.
-    assert_allclose(survey.ask(prior, RULE, None), [[3, 6, 9], [-3, -4, 9]])
+    assert_allclose(survey.ask((prior,), RULE, None), [[3, 6, 9], [-3, -4, 9]])
     survey = survey.drawn(survey.across, np.array([-1.0, -9.0]))
     assert not survey.is_due
     assert_allclose(survey.theta[-2:], [[3, 6, 9], [-3, -4, 9]])
@@ -241,9 +241,9 @@ def test_a_mode_near_one_end_of_a_uniform_prior_is_evaluated_near_the_other():
 def test_a_mode_that_is_found_before_the_prior_is_surveyed_waits_for_the_survey():
     prior = PriorScale((0.0,), (1.0,), (True,))
     survey = Survey.begin(np.zeros(1)).opposite(np.array([4.0]), prior, RULE)
-    spread = survey.ask(prior, RULE, np.random.default_rng(1))
+    spread = survey.ask((prior,), RULE, np.random.default_rng(1))
     assert len(spread) == 1 + RULE.size(1)
-    assert_allclose(survey.drawn(spread, np.zeros(len(spread))).ask(prior, RULE, None), [[-4.0]])
+    assert_allclose(survey.drawn(spread, np.zeros(len(spread))).ask((prior,), RULE, None), [[-4.0]])
 
 
 @pytest.mark.soak

@@ -220,6 +220,9 @@ class Free(Algorithm):
             notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
         if self.is_hurried:
             notes = (*notes, "the budget is too small to survey the prior, so another mode may have been missed")
+        if self._search.is_full(state.search):
+            n = len(self._search.worthy(state.search))
+            notes = (*notes, f"the search for modes ended when it had found {n} of them: there may be more")
         if which := state.search.symmetries:
             changes = "; ".join(self.symmetries[i].name for i in which)
             notes = (

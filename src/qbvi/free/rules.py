@@ -148,6 +148,9 @@ class SurveyRule:
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
     spreads: int = 2  # points are spread again if all of them are as the Gaussians predict ...
     further: int = 2  # ... so many times as many
+    # After each mode beyond the second they are spread once more, around the modes: standard
+    # deviations of all modes together.
+    around: float = 2.0
     # If the likelihood is zero at all points so far, more are spread, so many times as many each
     # time: 600 points in two dimensions before the fit gives up.
     blind: float = 1.5
@@ -179,7 +182,7 @@ class SurveyRule:
     # Nats below the first mode down to which a later one is a rival. One between that and `worth`
     # is most often the end of a curved ridge, and one that is lower is another hill.
     rival: float = 5.0
-    most_modes: int = 4  # that matter ...
+    most_modes: int = 8  # that matter ...
     most_paths: int = 8  # ... and starts that may be tried for them
     apart: float = 3.0  # standard deviations between the means of two modes
     worth: float = 10.0  # nats below the best bound within which another mode matters

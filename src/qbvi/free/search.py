@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.free.base import Base
 from qbvi.free.cells import NONE, Cells
-from qbvi.free.rules import FreeRules
+from qbvi.free.rules import FreeRules, SurveyRule
 from qbvi.free.survey import Survey, falls, line
 from qbvi.free.symmetry import Group, Symmetry, is_equal
 from qbvi.protocol import Info, Values
@@ -124,7 +124,7 @@ class Search:
     def ask(self, family: Any, state: SearchState, rng: np.random.Generator) -> Array:
         """The next points: (n, d)."""
         if state.survey is not None and self.prior is not None and _is_surveying(state):
-            return state.survey.ask(self.prior, self.rules.survey, rng)
+            return state.survey.ask(self._areas(state, self.prior), self.rules.survey, rng)
         theta = self._path(state).ask(family, state.path, rng)
         return np.concatenate([theta, self._probe(family, state)])
 
@@ -160,6 +160,10 @@ class Search:
         """The modes that matter, in the order in which they were found."""
         best = max((mode.bound for mode in state.modes), default=0.0)
         return [mode for mode in state.modes if mode.bound >= best - self.rules.survey.worth]
+
+    def is_full(self, state: SearchState) -> bool:
+        """Whether there are so many modes that the search does not go on."""
+        return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
 
     def _path(self, state: SearchState) -> Regression:
         """The method of the present path.
@@ -317,8 +321,7 @@ class Search:
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
         survey, rule = state.survey, self.rules.survey
-        is_full = len(self.worthy(state)) >= rule.most_modes * len(self.group(state))
-        if survey is None or is_full or state.n_further >= rule.most_paths:
+        if survey is None or self.is_full(state) or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
         is_aimed = state.n_aimed == len(state.modes)
         if is_aimed and self._is_better_elsewhere(state, max(mode.peak for mode in state.modes)):
@@ -328,7 +331,7 @@ class Search:
         if is_aimed:
             first, *others = [mode for mode in state.modes if not mode.is_copy]
             is_rugged = any(not rule.rival < first.expected - mode.expected < rule.worth for mode in others)
-            survey = survey.ended(is_rugged, rule)
+            survey = survey.ended(is_rugged, self._spreading(state))
             return state._replace(survey=survey, is_over=survey.is_over)
         return self._aimed(family, state)
 
@@ -343,8 +346,26 @@ class Search:
         if len(starts):
             return self._next(family, state._replace(survey=survey, starts=starts))
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
-        survey = survey.aimed(means, tops, predicted, self.rules.survey)
+        survey = survey.aimed(means, tops, predicted, self._spreading(state))
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
+
+    def _spreading(self, state: SearchState) -> SurveyRule:
+        """The rules of the survey: for each rival of the best mode, points are spread once more."""
+        rule, best = self.rules.survey, max(mode.expected for mode in state.modes)
+        n_rivals = sum(not mode.is_copy and mode.expected > best - rule.rival for mode in state.modes) - 1
+        return replace(rule, spreads=rule.spreads + max(n_rivals, 0))
+
+    def _areas(self, state: SearchState, prior: PriorScale) -> tuple[PriorScale, ...]:
+        """Where points are spread: over the prior, and around the modes if there are several."""
+        assert state.survey is not None
+        modes, rule = self.worthy(state), self.rules.survey
+        if not state.survey.n_spread or len(modes) < 2:
+            return (prior,)
+        means, variances = (np.stack(part) for part in zip(*((m.mean, np.diag(m.cov)) for m in modes), strict=True))
+        wide = rule.around * np.sqrt(means.var(axis=0) + variances.mean(axis=0))
+        centre, scale = means.mean(axis=0), np.minimum(wide, prior.scale)
+        around = PriorScale(tuple(centre.tolist()), tuple(scale.tolist()), prior.is_walled)
+        return (prior, around) if state.survey.n_spread < rule.spreads else (around,)
 
     def _is_better_elsewhere(self, state: SearchState, here: float) -> bool:
         """Whether the best point of all is well above the log joint ``here``, and at no mode.

@@ -17,6 +17,7 @@ an angle, or another one that is periodic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +57,14 @@ class Survey(NamedTuple):
         """Whether points of the survey are to be evaluated next."""
         return not self.is_over and (self.is_spreading or len(self.across) > 0 or len(self.lines) > 0)
 
-    def ask(self, prior: PriorScale, rule: SurveyRule, rng: np.random.Generator) -> Floats:
-        """The start and points over the prior, or points on lines."""
+    def ask(self, areas: Sequence[PriorScale], rule: SurveyRule, rng: np.random.Generator) -> Floats:
+        """The start and points over the areas, an equal number in each, or points on lines."""
         d = self.theta.shape[1]
         if self.is_spreading:
             n = rule.size(d) if not self.n_spread else self._further(rule)
             spread = Sobol().normal(drawn_generator(rng), n, d)
-            points = np.asarray(prior.loc) + np.asarray(prior.scale) * spread
+            parts = zip(areas, np.array_split(spread, len(areas)), strict=True)
+            points = np.concatenate([np.asarray(area.loc) + np.asarray(area.scale) * part for area, part in parts])
             return points if self.n_spread else np.concatenate([self.theta, points])
         if len(self.across):
             return self.across
