@@ -227,3 +227,16 @@ def test_points_at_astronomic_distances_do_not_matter(rng):
     with_far = Surface.searched(points, surface.base, None, Caution(), ShapeSearch())
     u = rng.normal(size=(50, 2))
     assert_allclose(with_far(u).low, surface(u).low, atol=0.5)
+
+
+def test_no_more_is_claimed_than_is_possible():
+    """Points in a heavy tail raise the constant of the regression, to which it falls back between far points."""
+    theta = np.concatenate([np.linspace(-9, 12, 40), [-18, 18, 25, -66, -110, 55, 75, 88, 105, 150]])[:, None]
+    y = -5 * np.log1p(((theta[:, 0] - 2) / 5) ** 2)
+    points = Points(theta, y, np.zeros(len(y)), no_points(1))
+    surface = Surface.searched(points, Base.one(np.array([2.0]), np.eye(1) * 9), None, Caution(), ShapeSearch())
+    u = np.linspace(-200, 200, 2001)[:, None]
+    seen = surface(u)
+    assert np.all(seen.low <= seen.high)
+    mass = np.exp(seen.low - np.max(seen.low))
+    assert np.sum(mass[np.abs(u[:, 0] - 2) > 25]) < 0.01 * np.sum(mass)

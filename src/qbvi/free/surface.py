@@ -207,7 +207,10 @@ class Surface:
         low = self._squash.inverse(middle - found.variance / 2)
         rise = np.minimum(found.variance / 2, caution.most_hope)
         high = self._squash.inverse(np.minimum(middle + rise, fallback + self._excess + caution.most_hope))
-        low, high = (np.minimum(part, self._squash.top + caution.above) for part in (low, high))
+        # Far from all points the prediction falls back to a constant, which points in heavy tails
+        # may have raised: no more is claimed than is possible.
+        high = np.minimum(high, self._squash.top + caution.above)
+        low = np.minimum(low, high)
         low, high = low - self._lowered(z) + log_jacobian, high + log_jacobian
         if self.border is not None:
             low = np.where(self.border(u) < _AS_LIKELY_AS_NOT, -np.inf, low)
