@@ -544,7 +544,7 @@ def constrained():
     def skewed(p):
         return 1.5 * np.log(p["rate"]) - 2 * p["rate"] - 0.5 * (p["shift"] - p["rate"] ** 2) ** 2
 
-    fit = qbvi.fit(skewed, PRIOR, seed=1, max_evals=120)
+    fit = qbvi.fit(skewed, PRIOR, seed=2, max_evals=120)
     assert isinstance(fit.family, FreeDensity)
     return fit
 

@@ -171,3 +171,35 @@ def test_a_search_that_ends_with_many_modes_says_so():
     state = method.init(FAMILY, FAMILY.start(np.zeros(2), np.ones(2)))
     notes = [method.notes(state._replace(search=begun(*modes))) for modes in (many, many[1:])]
     assert [any("there may be more" in note for note in some) for some in notes] == [True, False]
+
+
+def side_hill(theta):
+    """A hill at the start, on the slope of one that is far away, narrow and 700 nats higher."""
+    return -200 * np.log1p(np.sum((theta - [14.0, -9.0]) ** 2, axis=1)) + 400 * np.exp(
+        -np.sum((theta / 4) ** 2, axis=1)
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_exploring_leaves_a_side_hill(seed):
+    state = searched(side_hill, seed)
+    assert_allclose(max(state.modes, key=lambda mode: mode.bound).mean, [14, -9], atol=0.1)
+
+
+def test_climbs_take_the_place_of_a_path_where_there_is_one_hill():
+    """A flat region around one hill bends upward on all lines."""
+
+    def plateau(theta):
+        return -400 * (1 - np.exp(-0.5 * np.sum((theta / 6) ** 2, axis=1)))
+
+    state = searched(plateau, 1)
+    assert len(state.modes) == 1
+    assert state.n_further == 0
+
+
+def test_a_noisy_function_is_not_explored_or_climbed():
+    noisy = begun(mode(0.0))._replace(survey=surveyed()._replace(y=np.array([-9.0, -30, -3, -1])))
+    noisy = noisy._replace(path=noisy.path._replace(noise=4.0))
+    state = SEARCH._aimed(FAMILY, noisy)
+    assert not state.survey.n_exploring
+    assert SEARCH._aimed(FAMILY, noisy._replace(path=noisy.path._replace(noise=0.0))).survey.n_exploring

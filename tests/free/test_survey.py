@@ -28,7 +28,7 @@ def surveyed(function, mode, cov, prior, seed=1):
     if not len(survey.lines):
         return np.empty((0, d))
     theta = survey.ask((prior,), RULE, rng)
-    return survey.walked(theta, function(theta), RULE)[1]
+    return survey.walked(theta, function(theta), RULE)[1].places
 
 
 def on_lines(lines, ends, top=0.0):
@@ -43,9 +43,9 @@ def walked(lines, ends, along, top=0.0):
     """The starts of lines in one dimension from ``lines`` to a mode at zero, with values ``along`` them."""
     survey = on_lines(lines, ends, top)
     theta = survey.ask((), FINE, None)
-    done, starts = survey.walked(theta, np.array(along, dtype=float).ravel(), FINE)
+    done, hills = survey.walked(theta, np.array(along, dtype=float).ravel(), FINE)
     assert not done.is_due
-    return starts[:, 0]
+    return hills.places[:, 0]
 
 
 CONCAVE = {
@@ -103,9 +103,9 @@ def aimed(y, predicted, modes=((0.0,),), tops=(0.0,)):
 def test_lines_lead_from_the_best_and_the_most_surprising_points():
     y = [-9.0, -1.0, -7.0, -5.0, -np.inf, -6.0, -8.0, -8.5, -8.9]
     survey = aimed(y, [[-90, -10, -99, -25, -1, -40, -80, -70, -60]])
-    # One line from the best point, which is not chosen again, and five from the most surprising others.
-    assert_allclose(survey.lines[:, 0, 0], [2, 3, 1, 7, 8, 9])
-    assert_allclose(survey.ends[:, 0], [-1, -7, -9, -8, -8.5, -8.9])
+    # One line from the best point, which is not chosen again, and two from the most surprising others.
+    assert_allclose(survey.lines[:, 0, 0], [2, 3, 1])
+    assert_allclose(survey.ends[:, 0], [-1, -7, -9])
     assert survey.is_due
 
 
@@ -324,3 +324,25 @@ def test_a_hill_that_is_hardly_seen_from_the_points_of_the_survey():
     assert fit.converged
     assert abs(fit.evidence) < 0.05
     assert len(fit.starts) == 2
+
+
+def test_a_bend_is_no_hill_if_only_valleys_count():
+    survey, y = on_lines([4.0, 4.0], [-100.0, -20.0]), [[-90.0, -70, -40, -9, -1], [-25.0, -30, -20, -9, -1]]
+    theta = survey.ask((), FINE, None)
+    _, hills = survey.walked(theta, np.ravel(y), FINE)
+    assert_allclose(hills.y, [-20, -100], atol=60)
+    assert hills.n_beyond == 1
+    _, hills = survey.walked(theta, np.ravel(y), FINE, bends=False)
+    assert_allclose(hills.places, [[4.0]])
+    assert_allclose(hills.y, [-20])
+
+
+def test_explored_points_come_after_opposite_ends_and_are_counted():
+    survey = Survey.begin(np.zeros(1)).drawn(np.zeros((4, 1)), np.zeros(4))._replace(n_exploring=2)
+    survey = survey._replace(across=np.array([[1.0]]))
+    assert survey.is_across
+    assert not survey.is_exploring
+    survey = survey.drawn(survey.across, np.zeros(1))
+    assert survey.is_exploring
+    assert survey.drawn(np.ones((3, 1)), np.zeros(3)).n_exploring == 1
+    assert survey.n_spread == 1

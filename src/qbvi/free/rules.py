@@ -155,7 +155,7 @@ class SurveyRule:
     # time: 600 points in two dimensions before the fit gives up.
     blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
-    surprising: int = 5  # ... and from those that exceed most what the Gaussians predict
+    surprising: int = 2  # ... and from those that exceed most what the Gaussians predict
     # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
     # eighth of a uniform prior.
     at_end: float = 1.2
@@ -168,6 +168,21 @@ class SurveyRule:
     # Points on each line. More lines find more than more points on each: a valley or a hill that a
     # line crosses is wide, if the line is long.
     on_line: int = 3
+    # Points that may be on other hills from which climbs begin, and the lengths of a climb, in
+    # standard deviations of the prior for each root of the dimension.
+    climbed: int = 1
+    climbs: tuple[float, ...] = (0.1, 0.3, 0.9)
+    explorations: int = 3  # iterations that look for other modes after the first one ...
+    further_explorations: int = 1  # ... and after each later one
+    nats: float = 10.0  # depth below the best value from which only its order of magnitude counts
+    # Heights that other modes are looked for, by turns: better modes, and as good ones. The unit is
+    # that of t in `qbvi.free.explore`.
+    heights: tuple[float, ...] = (0.3, 0.0)
+    candidates: int = 1024  # places over the prior among which points are chosen, and half as many ...
+    near_best: int = 20  # ... around the best points so far ...
+    near_scale: float = 0.3  # ... at this distance, in standard deviations of the prior
+    farthest: float = 3.0  # standard deviations of the prior within which they are
+    most_regressed: int = 300  # points of that regression, the best ones: it costs their cube
     unprobed: int = 3  # iterations of a new path, after which each one draws a line to the mode ...
     on_probe: int = 3  # ... with so many points on it: it is given up if there is no valley
     valley: float = 1.0  # nats by which the log joint must fall, or bend upward, along a line ...

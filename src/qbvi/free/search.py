@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.free.base import Base
 from qbvi.free.cells import NONE, Cells
+from qbvi.free.climb import Climb
+from qbvi.free.explore import promising
 from qbvi.free.rules import FreeRules, SurveyRule
 from qbvi.free.survey import Survey, falls, line
 from qbvi.free.symmetry import Group, Symmetry, is_equal
@@ -82,6 +84,10 @@ class SearchState(NamedTuple):
     best_y: float = -math.inf  # ... and its log joint
     tried: float = -math.inf  # log joint of the last best point at which a path began
     n_further: int = 0  # paths after the first mode
+    climb: Climb | None = None  # from points that may be on other hills
+    seen: Floats = np.empty((0, 0))  # (N, d + 1) all points and their log joints
+    n_explored: int = 0  # modes when other places were last explored
+    is_climbed: bool = False  # whether the lines of the survey lead from the ends of a climb
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,11 @@ class Search:
 
     def ask(self, family: Any, state: SearchState, rng: np.random.Generator) -> Array:
         """The next points: (n, d)."""
+        if state.climb is not None:
+            return state.climb.ask(self.rules.survey)
         if state.survey is not None and self.prior is not None and _is_surveying(state):
+            if state.survey.is_exploring:
+                return self._explored(state, self.prior, rng)
             return state.survey.ask(self._areas(state, self.prior), self.rules.survey, rng)
         theta = self._path(state).ask(family, state.path, rng)
         return np.concatenate([theta, self._probe(family, state)])
@@ -305,10 +315,11 @@ class Search:
         """Make one round of the survey."""
         y, survey = finite_or_zero(values), state.survey
         assert survey is not None
+        if state.climb is not None:
+            return self._climbing(family, state, state.climb, y)
         if len(survey.lines):
-            survey, starts = survey.walked(theta, y, self.rules.survey)
-            return self._next(family, state._replace(survey=survey, starts=starts))
-        is_across, survey = not survey.is_spreading, survey.drawn(theta, y)
+            return self._walked(family, state, theta, y)
+        is_across, survey = survey.is_across, survey.drawn(theta, y)
         state = state._replace(survey=survey)
         if state.modes:
             return self._aimed(family, self._judged_symmetries(state, y) if is_across else state)
@@ -317,6 +328,46 @@ class Search:
         if not math.isfinite(state.best_y):
             return state._replace(survey=survey.blind())
         return self._begin(family, state, state.best)
+
+    def _explored(self, state: SearchState, prior: PriorScale, rng: np.random.Generator) -> Floats:
+        """Points where another mode is expected most."""
+        loc, scale, d = np.asarray(prior.loc), np.asarray(prior.scale), state.starts.shape[1]
+        apart = self.rules.survey.apart**2 * d
+
+        def is_known(z: Floats) -> NDArray[np.bool_]:
+            return np.asarray(np.min([mode.square(loc + scale * z) for mode in state.modes], axis=0) < apart)
+
+        z, n = (state.seen[:, :-1] - loc) / scale, 2 * ((d + 3) // 2)
+        return loc + scale * promising(z, state.seen[:, -1], is_known, self.rules.survey, rng, n)
+
+    def _walked(self, family: Any, state: SearchState, theta: Floats, y: Floats) -> SearchState:
+        """Judge the lines of the survey; climb from points that may be on other hills.
+
+        Noise would hide the slope of a climb.
+        """
+        assert state.survey is not None
+        assert self.prior is not None
+        rule = self.rules.survey
+        survey, hills = state.survey.walked(theta, y, rule, bends=not state.is_climbed)
+        may_climb = not state.is_climbed and not state.path.noise
+        state = state._replace(survey=survey, is_climbed=False)
+        if not may_climb or not len(hills.places):
+            return self._next(family, state._replace(starts=hills.places))
+        n, scale = rule.climbed, np.asarray(self.prior.scale)
+        places = hills.places[:n]
+        steps = [self.cells.start_scale(point, self.method.start_scale(scale), scale) for point in places]
+        return state._replace(climb=Climb.begin(places, hills.y[:n], np.stack(steps), scale))
+
+    def _climbing(self, family: Any, state: SearchState, climb: Climb, y: Floats) -> SearchState:
+        """Go on with a climb, or draw lines from where it ends."""
+        if not climb.is_sloped:
+            return state._replace(climb=climb.sloped(y))
+        assert state.survey is not None
+        places, heights = climb.ended(y, self.rules.survey)
+        modes = [self._nearest(state, place) for place in places]
+        lines = np.stack([places, np.stack([mode.mean for mode in modes])], axis=1)
+        survey = state.survey.along(lines, np.column_stack([heights, [mode.top for mode in modes]]))
+        return state._replace(survey=survey, climb=None, is_climbed=True)
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
@@ -338,11 +389,16 @@ class Search:
     def _aimed(self, family: Any, state: SearchState) -> SearchState:
         """Choose points on other hills, or lines to the modes; the search is over without them."""
         assert state.survey is not None
-        if not state.survey.n_spread or len(state.survey.across):  # there are points to evaluate first
+        if not state.survey.n_spread or state.survey.is_due:  # there are points to evaluate first
             return state
-        modes, theta = state.modes, state.survey.theta
+        modes, theta, rule = state.modes, state.survey.theta, self.rules.survey
         means, tops = np.stack([mode.mean for mode in modes]), np.array([mode.top for mode in modes])
-        survey, starts = state.survey.exceptions(self._expected(state, theta), self.rules.survey)
+        expected = self._expected(state, theta)
+        # Noise would pass for other hills. Where Gaussians predict everything, any point shows one.
+        if state.n_explored != len(modes) and not state.path.noise and not state.survey.is_exact(expected, rule):
+            n = rule.further_explorations if state.n_explored else rule.explorations
+            return state._replace(survey=state.survey._replace(n_exploring=n), n_explored=len(modes))
+        survey, starts = state.survey.exceptions(expected, rule)
         if len(starts):
             return self._next(family, state._replace(survey=survey, starts=starts))
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
@@ -399,9 +455,12 @@ class Search:
 def _with_best(state: SearchState, theta: Floats, y: Floats) -> SearchState:
     """The state that knows the best of its points so far, and of new ones (n, d)."""
     row = int(np.argmax(y))
+    new = np.column_stack([theta, y])
+    state = state._replace(seen=np.concatenate([state.seen, new]) if state.seen.size else new)
     return state._replace(best=theta[row], best_y=float(y[row])) if y[row] > state.best_y else state
 
 
 def _is_surveying(state: SearchState) -> bool:
     """Whether the survey is due: after the first iteration, so that there is always a result."""
-    return state.survey is not None and state.survey.is_due and (state.n_path > 0 or bool(state.modes))
+    is_due = state.survey is not None and (state.survey.is_due or state.climb is not None)
+    return is_due and (state.n_path > 0 or bool(state.modes))

@@ -27,9 +27,17 @@ from qbvi.free.rules import SurveyRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
-__all__ = ["Survey", "falls", "line"]
+__all__ = ["Hills", "Survey", "falls", "line"]
 
 Floats = NDArray[np.float64]
+
+
+class Hills(NamedTuple):
+    """Points that may be on other hills."""
+
+    places: Floats  # (m, d)
+    y: Floats  # (m,) log joints there
+    n_beyond: int  # how many are beyond a valley; they come first
 
 
 class Survey(NamedTuple):
@@ -44,6 +52,7 @@ class Survey(NamedTuple):
     is_spreading: bool  # whether points are to be spread next
     across: Floats  # (k, d) opposite ends, and images that test symmetries: to be evaluated next
     is_over: bool
+    n_exploring: int = 0  # iterations still to come that look for other modes
 
     @classmethod
     def begin(cls, start: Floats) -> Survey:
@@ -55,7 +64,18 @@ class Survey(NamedTuple):
     @property
     def is_due(self) -> bool:
         """Whether points of the survey are to be evaluated next."""
-        return not self.is_over and (self.is_spreading or len(self.across) > 0 or len(self.lines) > 0)
+        is_drawing = self.is_spreading or self.n_exploring > 0
+        return not self.is_over and (is_drawing or len(self.across) > 0 or len(self.lines) > 0)
+
+    @property
+    def is_across(self) -> bool:
+        """Whether the next points are opposite ends and images."""
+        return not self.is_spreading and len(self.across) > 0
+
+    @property
+    def is_exploring(self) -> bool:
+        """Whether the next points are those where another mode is expected most."""
+        return not self.is_spreading and not len(self.across) and self.n_exploring > 0
 
     def ask(self, areas: Sequence[PriorScale], rule: SurveyRule, rng: np.random.Generator) -> Floats:
         """The start and points over the areas, an equal number in each, or points on lines."""
@@ -71,13 +91,14 @@ class Survey(NamedTuple):
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
 
     def drawn(self, theta: Floats, y: Floats) -> Survey:
-        """Add the values of points over the prior, or of those in ``across``."""
-        n_spread = self.n_spread + self.is_spreading
+        """Add the values of points over the prior, of those in ``across``, or of explored ones."""
+        n_spread, n_exploring = self.n_spread + self.is_spreading, self.n_exploring - self.is_exploring
         if self.n_spread:
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
         is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
         across = self.across if self.is_spreading else self.across[:0]
-        return self._replace(theta=theta, y=y, is_used=is_used, n_spread=n_spread, is_spreading=False, across=across)
+        survey = self._replace(n_spread=n_spread, is_spreading=False, across=across, n_exploring=n_exploring)
+        return survey._replace(theta=theta, y=y, is_used=is_used)
 
     def opposite(self, mode: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
         """The survey that evaluates a new mode (d,) at the opposite ends of the prior."""
@@ -117,9 +138,12 @@ class Survey(NamedTuple):
         expected is on another hill. Otherwise that is not known.
         """
         top = np.max(here, initial=-np.inf)
-        usual = self._error(here, top)
-        limit = rule.valley + rule.unusual * usual * (top - expected)
-        return np.isfinite(y) & (y - expected > limit) & (usual < rule.exact)
+        limit = rule.valley + rule.unusual * self._error(here, top) * (top - expected)
+        return np.isfinite(y) & (y - expected > limit) & self.is_exact(here, rule)
+
+    def is_exact(self, expected: Floats, rule: SurveyRule) -> bool:
+        """Whether the Gaussians, which expect ``expected`` (n,), are right about most points."""
+        return self._error(expected, np.max(expected, initial=-np.inf)) < rule.exact
 
     def _error(self, expected: Floats, top: float) -> float:
         """Median error of what is expected of the points (n,), relative to their depth."""
@@ -151,23 +175,28 @@ class Survey(NamedTuple):
             is_over=not len(chosen) and self.n_spread >= rule.spreads,
         )
 
-    def walked(self, theta: Floats, y: Floats, rule: SurveyRule) -> tuple[Survey, Floats]:
-        """Judge the values along the lines: points that may be on other hills (m, d).
+    def walked(self, theta: Floats, y: Floats, rule: SurveyRule, *, bends: bool = True) -> tuple[Survey, Hills]:
+        """Judge the values along the lines: points that may be on other hills.
 
-        Those beyond a valley come first, then those where the log joint bends upward. Of each kind
-        the best one comes first.
+        Those beyond a valley come first, then those where the log joint bends upward, if ``bends``
+        count. Of each kind the best one comes first.
         """
         k, d = len(self.lines), theta.shape[1]
         along = np.column_stack([self.ends[:, 0], y.reshape(k, -1), self.ends[:, 1]])
-        places = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
+        at = np.concatenate([self.lines[:, :1], theta.reshape(k, -1, d)], axis=1)
         hills = [
             (not len(falls(values, rule)), -values[j], where[j])
-            for values, where in zip(along, places, strict=True)
-            if (j := _hill(values, rule)) >= 0
+            for values, where in zip(along, at, strict=True)
+            if (j := _hill(values, rule, bends=bends)) >= 0
         ]
         hills.sort(key=lambda hill: hill[:2])
-        starts = np.array([where for *_, where in hills]).reshape(-1, d)
-        return self._replace(lines=self.lines[:0], ends=self.ends[:0]), starts
+        places = np.array([where for *_, where in hills]).reshape(-1, d)
+        found = Hills(places, -np.array([value for _, value, _ in hills]), sum(not is_bend for is_bend, *_ in hills))
+        return self._replace(lines=self.lines[:0], ends=self.ends[:0]), found
+
+    def along(self, lines: Floats, ends: Floats) -> Survey:
+        """The survey that walks along lines (k, 2, d), with log joints (k, 2) at their ends."""
+        return self._replace(lines=lines, ends=ends)
 
 
 def line(first: Floats, last: Floats, n: int) -> Floats:
@@ -186,7 +215,7 @@ def falls(y: Floats, rule: SurveyRule) -> NDArray[np.int64]:
     return np.flatnonzero(highest - y > rule.valley + rule.shallow * np.maximum(y[-1] - highest, 0.0))
 
 
-def _hill(y: Floats, rule: SurveyRule) -> int:
+def _hill(y: Floats, rule: SurveyRule, *, bends: bool) -> int:
     """The best point on another hill along a line to the mode (n,); -1 if there is none.
 
     There is another hill if the log joint falls on the way. There may be one if it bends upward:
@@ -198,6 +227,8 @@ def _hill(y: Floats, rule: SurveyRule) -> int:
     fallen = falls(y, rule)
     if len(fallen):
         return int(np.argmax(y[: fallen[0]]))
+    if not bends:
+        return -1
     rise = np.diff(y)
     up = np.flatnonzero(np.diff(rise) > rule.valley + rule.shallow * np.abs(rise[1:]))
     return int(up[-1]) if len(up) else -1
