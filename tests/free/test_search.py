@@ -203,3 +203,11 @@ def test_a_noisy_function_is_not_explored_or_climbed():
     state = SEARCH._aimed(FAMILY, noisy)
     assert not state.survey.n_exploring
     assert SEARCH._aimed(FAMILY, noisy._replace(path=noisy.path._replace(noise=0.0))).survey.n_exploring
+
+
+def test_a_valley_is_a_reason_to_explore_again():
+    used = begun(mode(0.0))._replace(survey=surveyed(), n_explored=1)
+    assert SEARCH._next(FAMILY, used).is_over
+    state = SEARCH._next(FAMILY, used._replace(has_valley=True))
+    assert state.survey.is_spreading
+    assert state.n_explored == 0

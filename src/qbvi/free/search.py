@@ -87,6 +87,7 @@ class SearchState(NamedTuple):
     climb: Climb | None = None  # from points that may be on other hills
     seen: Floats = np.empty((0, 0))  # (N, d + 1) all points and their log joints
     n_explored: int = 0  # modes when other places were last explored
+    has_valley: bool = False  # whether the log joint fell on the way from a place to a mode
     is_climbed: bool = False  # whether the lines of the survey lead from the ends of a climb
 
 
@@ -350,7 +351,8 @@ class Search:
         rule = self.rules.survey
         survey, hills = state.survey.walked(theta, y, rule, bends=not state.is_climbed)
         may_climb = not state.is_climbed and not state.path.noise
-        state = state._replace(survey=survey, is_climbed=False)
+        has_valley = state.has_valley or hills.n_beyond > 0
+        state = state._replace(survey=survey, is_climbed=False, has_valley=has_valley)
         if not may_climb or not len(hills.places):
             return self._next(family, state._replace(starts=hills.places))
         n, scale = rule.climbed, np.asarray(self.prior.scale)
@@ -382,8 +384,9 @@ class Search:
         if is_aimed:
             first, *others = [mode for mode in state.modes if not mode.is_copy]
             is_rugged = any(not rule.rival < first.expected - mode.expected < rule.worth for mode in others)
-            survey = survey.ended(is_rugged, self._spreading(state))
-            return state._replace(survey=survey, is_over=survey.is_over)
+            # A valley shows that there is another hill, also if no path has led to its top.
+            survey = survey.ended(is_rugged or state.has_valley, self._spreading(state))
+            return state._replace(survey=survey, is_over=survey.is_over, n_explored=0)
         return self._aimed(family, state)
 
     def _aimed(self, family: Any, state: SearchState) -> SearchState:
@@ -396,7 +399,8 @@ class Search:
         expected = self._expected(state, theta)
         # Noise would pass for other hills. Where Gaussians predict everything, any point shows one.
         if state.n_explored != len(modes) and not state.path.noise and not state.survey.is_exact(expected, rule):
-            n = rule.further_explorations if state.n_explored else rule.explorations
+            is_first = not state.n_explored and state.survey.n_spread == 1
+            n = rule.explorations if is_first else rule.further_explorations
             return state._replace(survey=state.survey._replace(n_exploring=n), n_explored=len(modes))
         survey, starts = state.survey.exceptions(expected, rule)
         if len(starts):

@@ -23,6 +23,7 @@ from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
 from qbvi.regression.surroundings import log_density_around
+from qbvi.regression.width import Width, slopes
 
 __all__ = ["Regression", "longest_step"]
 
@@ -111,10 +112,13 @@ class Regression(RegressionMethod):
     def is_exploring(self, state: RegressionState) -> bool:
         """Whether the next points are a search for a better start."""
         is_climbing = state.ladder is not None and not state.ladder.is_over
-        return is_climbing or (state.look is not None and not state.look.is_over)
+        is_widening = state.width is not None and not state.width.is_over
+        return is_climbing or is_widening or (state.look is not None and not state.look.is_over)
 
     def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q or, during a search for a start, the points of the search."""
+        if state.width is not None and not state.width.is_over:
+            return state.width.ask(self.rules.width)
         if state.ladder is not None and not state.ladder.is_over:
             return state.ladder.ask(self.rules.ladder)
         if state.look is None or self.prior is None or state.look.is_over:
@@ -125,15 +129,43 @@ class Regression(RegressionMethod):
         self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
         """Make one iteration, or one round of a search for a better start."""
+        if state.width is not None and not state.width.is_over:
+            return self._widths(family, state, finite_or_zero(values)), _searching(state)
         if state.ladder is not None and not state.ladder.is_over:
             ladder = state.ladder.tell(finite_or_zero(values), self.rules.ladder)
             return self._climbed(family, state._replace(ladder=ladder)), _searching(state)
         if state.look is None or self.prior is None or state.look.is_over:
+            width = self._width(family, state, np.asarray(theta), finite_or_zero(values))
             state, info = super().tell(family, eta, state, theta, values)
+            if width is not None and not state.noise:
+                return state._replace(width=width), info
             return self._climbing(family, self._looking(state, float(info.gap)), info.h), info
         path = Path(np.asarray(family.mean(state.q)), float(np.max(state.store.y)))
         state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
         return self._restarted(family, state, self.prior), _searching(state)
+
+    def _width(self, family: GaussianFamily, state: RegressionState, theta: Floats, y: Floats) -> Width | None:
+        """A search for the width of the start, if it sees no slope where the prior is flat."""
+        if state.store.past or self.reach is None or not np.isinf(self.reach).any():
+            return None
+        n = len(y) - self._n_repeated(family, state)
+        found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
+        is_flat = np.isinf(self.reach) & (np.abs(found) < self.rules.width.flat)
+        if not is_flat.any():
+            return None
+        unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale
+        return Width.begin(np.asarray(family.mean(state.q)), float(np.mean(y[:n])), unit, is_flat)
+
+    def _widths(self, family: GaussianFamily, state: RegressionState, y: Floats) -> RegressionState:
+        """Start again with the width that was found, if it is another."""
+        assert state.width is not None
+        width = state.width.told(y, self.rules.width)
+        state, factors = state._replace(width=width), width.factors()
+        if width.widening == 1:
+            return state
+        first = state.store.past[0].q
+        wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))
+        return self._anew(family, state, wider)
 
     def _climbing(self, family: GaussianFamily, state: RegressionState, h: Array) -> RegressionState:
         """Begin a search over orders of magnitude if limited steps lead nowhere.

@@ -25,6 +25,7 @@ from qbvi.regression.structure import (
     update_structure,
 )
 from qbvi.regression.surrogate import HermiteRegression, Sample, Variances
+from qbvi.regression.width import Width
 
 __all__ = ["Regressed", "RegressionState", "regress"]
 
@@ -52,6 +53,7 @@ class RegressionState(NamedTuple):
     most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
     finding: Finding = Finding()  # which parameters interact, as far as is known
+    width: Width | None = None  # a search for the width of the start, where there was one
 
 
 class Regressed(NamedTuple):

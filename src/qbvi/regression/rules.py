@@ -38,6 +38,7 @@ __all__ = [
     "TrustRegion",
     "VarianceSearch",
     "Weighting",
+    "WidthRule",
 ]
 
 
@@ -669,6 +670,24 @@ class LadderRule:
 
 
 @dataclass(frozen=True)
+class WidthRule:
+    """When the start is too narrow in coordinates with a flat prior, and how far to look.
+
+    It is used by `qbvi.regression.width`.
+    """
+
+    # Nats by which the log joint rises over one standard deviation of the start, below which a
+    # coordinate is flat. A start on the scale of its problem is a hundredth wide, and begins about
+    # one standard deviation from the mode: then it is a hundredth.
+    flat: float = 1e-4
+    factor: float = 10.0  # from one length to the next
+    rungs: int = 10  # lengths: up to 1e9 units of the start
+    # Nats for each flat coordinate by which the log joint may change: as much as at one standard
+    # deviation from the mode of a Gaussian.
+    change: float = 0.5
+
+
+@dataclass(frozen=True)
 class SurroundingsRule:
     """When a batch tells how wide the log joint is around a point.
 
@@ -704,4 +723,5 @@ class Rules:
     escape: Escape = field(default_factory=Escape)
     look: LookRule = field(default_factory=LookRule)
     ladder: LadderRule = field(default_factory=LadderRule)
+    width: WidthRule = field(default_factory=WidthRule)
     surroundings: SurroundingsRule = field(default_factory=SurroundingsRule)

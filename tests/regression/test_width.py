@@ -1,0 +1,93 @@
+"""The width of a start where the prior is flat: found outwards, and left alone where something tells it."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+import qbvi
+from qbvi.random import orthogonal_pairs
+from qbvi.regression.rules import WidthRule
+from qbvi.regression.width import Width, slopes
+
+RULE = WidthRule()
+
+
+def found(function, d=3, is_flat=None):
+    """Factors by which a start at zero, with a unit of one, should be wider."""
+    is_flat = np.ones(d, dtype=bool) if is_flat is None else np.array(is_flat)
+    width = Width.begin(np.zeros(d), float(function(np.zeros((1, d)))[0]), np.ones(d), is_flat)
+    width = width.told(function(width.ask(RULE)), RULE)
+    assert width.is_over
+    return width.factors()
+
+
+def test_slopes_are_those_of_the_linear_part():
+    z = orthogonal_pairs(np.random.default_rng(1), 8, 3)
+    slope = np.array([0.5, -2.0, 0.0])
+    assert_allclose(slopes(z, z @ slope + np.sum(z**2, axis=1) + 7), slope, atol=1e-12)
+    assert np.isnan(slopes(z, np.where(np.arange(8) == 3, -np.inf, 0.0))).all()
+
+
+@pytest.mark.parametrize("sd", [3.0, 300.0, 3e7])
+def test_the_width_is_within_an_order_of_magnitude(sd):
+    factors = found(lambda u: -0.5 * np.sum((u / sd) ** 2, axis=1))
+    assert np.all((sd / 10 < factors) & (factors <= sd))
+
+
+def test_only_flat_coordinates_are_widened():
+    factors = found(lambda u: -0.5 * np.sum((u / 500) ** 2, axis=1), is_flat=[True, False, True])
+    assert_allclose(factors, [100, 1, 100])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda u: np.zeros(len(u)),  # improper: nothing is known
+        lambda u: 1e6 * u[:, 0],  # a slope: the start is elsewhere, not too narrow
+        lambda u: np.where(np.any(u, axis=1), -np.inf, 0.0),
+    ],
+)
+def test_without_an_end_of_the_flat_region_the_start_stays(function):
+    assert_allclose(found(function), 1)
+
+
+def schools(unit):
+    """Eight schools in other units, centred; effects have a flat prior."""
+    y = unit * np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    sd = unit * np.array([15.0, 10, 16, 11, 9, 11, 10, 18])
+
+    def log_likelihood(p):
+        z = (p["theta"] - p["mu"][:, None]) / p["tau"][:, None]
+        prior = -0.5 * np.sum(z**2, axis=1) - 8 * np.log(p["tau"])
+        return prior - 0.5 * np.sum(((y - p["theta"]) / sd) ** 2, axis=1)
+
+    prior = {"mu": qbvi.Normal(0, 5 * unit), "tau": qbvi.HalfCauchy(5 * unit), "theta": qbvi.Flat(8)}
+    return log_likelihood, prior
+
+
+def test_effects_in_other_units_start_at_their_own_width():
+    """In units of a thousandth the start was 100,000 times too narrow, and ran into the neck of the funnel."""
+    log_likelihood, prior = schools(1000.0)
+    fit = qbvi.fit(log_likelihood, prior, vectorized=True, family="full", seed=1, max_evals=2000, progress=False)
+    usual = qbvi.fit(*schools(1.0), vectorized=True, family="full", seed=1, max_evals=2000, progress=False)
+    # A change of units by the factor k changes the log joint of 8 effects by no more than a constant.
+    constant = fit.elbo - usual.elbo
+    n = [len(each.trace) for each in (fit, usual)]
+    assert abs(constant) < 0.5
+    assert n[0] < 1.5 * n[1] + 5
+
+
+def test_a_start_on_the_scale_of_its_problem_pays_nothing():
+    def gaussian(u):
+        return -0.5 * np.sum((u - 1) ** 2, axis=1)
+
+    n = [
+        qbvi.fit(gaussian, qbvi.Flat(3), vectorized=True, family="full", seed=1, method=method, progress=False).n_evals
+        for method in (qbvi.Regression(), qbvi.Regression(rules=without_widening()))
+    ]
+    assert n[0] == n[1]
+
+
+def without_widening():
+    rules = qbvi.Regression().rules
+    return type(rules)(width=WidthRule(flat=0.0))
