@@ -211,3 +211,20 @@ def test_a_valley_is_a_reason_to_explore_again():
     state = SEARCH._next(FAMILY, used._replace(has_valley=True))
     assert state.survey.is_spreading
     assert state.n_explored == 0
+
+
+def test_the_search_goes_on_if_a_round_refutes_its_modes_and_there_was_no_survey():
+    search = Search(SEARCH.method, None, RULES)
+    here, theta = mode(0.0), np.array([[1.0, 2.0], [30.0, 7.0], [3.0, 3.0]])
+    state = begun(here)._replace(survey=None, is_over=True)
+    draws = FAMILY.transport(state.path.q, np.random.default_rng(1).standard_normal((8, 2)))
+    store = state.path.store.add(FAMILY, state.path.q, draws, np.zeros(8), np.zeros(8))
+    state = state._replace(path=state.path._replace(store=store))
+    y = np.array([0.0, here.top + RULE.worth + 1, np.nan])
+    resumed = search.resumed(FAMILY, state, theta, y)
+    assert not resumed.is_over
+    assert resumed.modes == ()
+    assert_allclose(FAMILY.mean(resumed.path.q), [30, 7])
+    assert search.resumed(FAMILY, state, theta, y - 2) is None
+    assert search.resumed(FAMILY, state._replace(survey=surveyed()), theta, y) is None
+    assert search.resumed(FAMILY, state._replace(n_further=RULE.most_resumed), theta, y) is None

@@ -409,6 +409,11 @@ class Free(Algorithm):
         if gap < self.tol:
             return state, info
         is_lost = missing > self.rules.rounds.lost and bool(state.search.modes)
+        resumed = self._search.resumed(family, state.search, theta, y) if is_lost else None
+        if resumed is not None:
+            return state._replace(
+                search=resumed, q=np.asarray(resumed.path.q), current=None, checks=(), best=None
+            ), info
         return self._renewed(family, state, self._first_base(state) if is_lost else current.base), info
 
     def _first_base(self, state: FreeState) -> Base:

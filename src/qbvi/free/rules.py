@@ -199,6 +199,7 @@ class SurveyRule:
     rival: float = 5.0
     most_modes: int = 8  # that matter ...
     most_paths: int = 8  # ... and starts that may be tried for them
+    most_resumed: int = 3  # times that the search may go on after rounds that refuted its modes
     apart: float = 3.0  # standard deviations between the means of two modes
     worth: float = 10.0  # nats below the best bound within which another mode matters
     noisy: float = 5.0  # standard deviations of the noise that a better point must be better, too

@@ -172,6 +172,21 @@ class Search:
         best = max((mode.bound for mode in state.modes), default=0.0)
         return [mode for mode in state.modes if mode.bound >= best - self.rules.survey.worth]
 
+    def resumed(self, family: Any, state: SearchState, theta: Floats, y: Floats) -> SearchState | None:
+        """The search that goes on at the best of new points (n, d), if it refutes all modes.
+
+        A path may end on a plateau that is wide but not the posterior. A survey would tell, so this
+        is for priors without one. None if no point is far above the modes, or if that was often so.
+        """
+        rule, row = self.rules.survey, int(np.argmax(np.nan_to_num(y, nan=-np.inf)))
+        top = max(mode.top for mode in state.modes) + rule.worth + rule.noisy * math.sqrt(state.path.most_noise)
+        if state.survey is not None or not y[row] > top or state.n_further >= rule.most_resumed:
+            return None
+        first, eye = state.path.store.past[0].q, np.eye(family.dim)
+        start = family.deform(first, np.asarray(family.whiten(first, theta[[row]]))[0], eye, eye)
+        path = self.method.restarted(family, state.path, start)
+        return state._replace(path=path, modes=(), is_over=False, n_path=0, n_further=state.n_further + 1)
+
     def is_full(self, state: SearchState) -> bool:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))

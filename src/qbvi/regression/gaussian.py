@@ -165,7 +165,7 @@ class Regression(RegressionMethod):
             return state
         first = state.store.past[0].q
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))
-        return self._anew(family, state, wider)
+        return self.restarted(family, state, wider)
 
     def _climbing(self, family: GaussianFamily, state: RegressionState, h: Array) -> RegressionState:
         """Begin a search over orders of magnitude if limited steps lead nowhere.
@@ -200,7 +200,7 @@ class Regression(RegressionMethod):
         eye, first = np.eye(family.dim), store.past[0].q
         shift = family.whiten(first, point[None])[0]
         store = store._replace(y=np.where(store.y > top - rule.wild, store.y, -np.inf))
-        return self._anew(family, state._replace(store=store), family.deform(first, shift, eye, eye))
+        return self.restarted(family, state._replace(store=store), family.deform(first, shift, eye, eye))
 
     def _looking(self, state: RegressionState, gap: float) -> RegressionState:
         """Begin a look where the log joint is not log-concave and the fit is not about to end."""
@@ -217,9 +217,9 @@ class Regression(RegressionMethod):
         least = self.rules.look.better + self.rules.look.noise_errors * math.sqrt(state.noise or 0.0)
         if not state.look.is_over or not top > float(np.max(state.store.y)) + least:
             return state
-        return self._anew(family, state, family.start(point, self.start_scale(np.asarray(prior.scale))))
+        return self.restarted(family, state, family.start(point, self.start_scale(np.asarray(prior.scale))))
 
-    def _anew(self, family: GaussianFamily, state: RegressionState, q: Array) -> RegressionState:
+    def restarted(self, family: GaussianFamily, state: RegressionState, q: Array) -> RegressionState:
         """Start again at q, with all points so far."""
         fresh = self.init(family, q)
         return state._replace(
@@ -411,7 +411,7 @@ class Regression(RegressionMethod):
         around = self._around_best(family, state)
         q = self._widened(family, state.q if around is None else around, rule.narrowing)
         y = np.where(state.store.y > np.max(state.store.y) - rule.wild, state.store.y, -np.inf)
-        return self._anew(family, state._replace(store=state.store._replace(y=y)), q)
+        return self.restarted(family, state._replace(store=state.store._replace(y=y)), q)
 
     def _around_best(self, family: GaussianFamily, state: RegressionState) -> Array | None:
         """A q of the same shape around the best point so far; None if there is no other one."""
