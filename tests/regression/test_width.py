@@ -16,8 +16,9 @@ def found(function, d=3, is_flat=None):
     """Factors by which a start at zero, with a unit of one, should be wider."""
     is_flat = np.ones(d, dtype=bool) if is_flat is None else np.array(is_flat)
     width = Width.begin(np.zeros(d), float(function(np.zeros((1, d)))[0]), np.ones(d), is_flat)
-    width = width.told(function(width.ask(RULE)), RULE)
-    assert width.is_over
+    while not width.is_over:
+        width = width.told(function(width.ask(RULE)), RULE)
+    assert width.n_told <= RULE.rungs
     return width.factors()
 
 

@@ -150,7 +150,9 @@ class Regression(RegressionMethod):
             return None
         n = len(y) - self._n_repeated(family, state)
         found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
-        is_flat = np.isinf(self.reach) & (np.abs(found) < self.rules.width.flat)
+        # Without any slope, the start is at the centre of a symmetric function: nothing is wrong.
+        least = self.rules.width.rounding * (1 + float(np.max(np.abs(y[:n]))))
+        is_flat = np.isinf(self.reach) & (np.abs(found) > least) & (np.abs(found) < self.rules.width.flat)
         if not is_flat.any():
             return None
         unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale
@@ -161,7 +163,7 @@ class Regression(RegressionMethod):
         assert state.width is not None
         width = state.width.told(y, self.rules.width)
         state, factors = state._replace(width=width), width.factors()
-        if width.widening == 1:
+        if not width.is_over or width.widening == 1:
             return state
         first = state.store.past[0].q
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))

@@ -32,7 +32,9 @@ class Width(NamedTuple):
 
     >>> rule = WidthRule()
     >>> width = Width.begin(np.zeros(2), 0.0, np.ones(2), np.array([True, True]))
-    >>> width.told(-0.5 * np.sum((width.ask(rule) / 5000) ** 2, axis=1), rule).factors().tolist()
+    >>> while not width.is_over:
+    ...     width = width.told(-0.5 * np.sum((width.ask(rule) / 5000) ** 2, axis=1), rule)
+    >>> width.factors().tolist()
     [1000.0, 1000.0]
     """
 
@@ -40,6 +42,7 @@ class Width(NamedTuple):
     y: float  # log joint there
     ray: Floats  # (d,) the coordinates that are flat, with signs by turns, in units of the start
     widening: float  # factor by which the start may be wider in these coordinates
+    n_told: int  # lengths so far
     is_over: bool
 
     @classmethod
@@ -47,22 +50,29 @@ class Width(NamedTuple):
         """A search from ``origin`` (d,) with log joint y, in flat coordinates with these units."""
         ray = np.zeros(len(origin))
         ray[is_flat] = unit[is_flat] * (-1.0) ** np.arange(np.count_nonzero(is_flat))
-        return cls(origin, y, ray, 1.0, is_over=False)
+        return cls(origin, y, ray, 1.0, 0, is_over=False)
 
     def ask(self, rule: WidthRule) -> Floats:
-        """One point for each order of magnitude: (n, d)."""
-        return np.asarray(self.origin + _lengths(rule)[:, None] * self.ray)
+        """One point for each of the next orders of magnitude: (n, d)."""
+        return np.asarray(self.origin + self._next(rule)[:, None] * self.ray)
 
     def told(self, y: Floats, rule: WidthRule) -> Width:
-        """The search with the log joints of its points (n,): it is over.
+        """The search with the log joints of its last points (n,): it is over at the first change.
 
         If the log joint never changes, nothing is known, and the start stays as it is.
         """
-        n = np.count_nonzero(self.ray)
-        is_flat = np.logical_and.accumulate(np.abs(y - self.y) < rule.change * n)
-        n_flat = int(np.count_nonzero(is_flat))
-        widening = float(_lengths(rule)[n_flat - 1]) if 0 < n_flat < len(y) else 1.0
-        return self._replace(widening=widening, is_over=True)
+        n_told, lengths = self.n_told + len(y), self._next(rule)
+        is_flat = np.logical_and.accumulate(np.abs(y - self.y) < rule.change * np.count_nonzero(self.ray))
+        widening = float(lengths[is_flat][-1]) if is_flat.any() else self.widening
+        is_unknown = bool(is_flat.all()) and n_told >= rule.rungs
+        return self._replace(
+            widening=1.0 if is_unknown else widening, n_told=n_told, is_over=is_unknown or not is_flat.all()
+        )
+
+    def _next(self, rule: WidthRule) -> Floats:
+        """The next lengths: few at a time, as the function may be costly far out."""
+        stop = min(self.n_told + rule.at_once, rule.rungs)
+        return np.asarray(rule.factor ** np.arange(self.n_told, stop))
 
     def factors(self) -> Floats:
         """By how much the start should be wider in each coordinate (d,)."""
@@ -78,8 +88,3 @@ def slopes(z: Floats, y: Floats) -> Floats:
     if not np.isfinite(odd).all():
         return np.full(z.shape[1], np.nan)
     return np.asarray(np.linalg.lstsq(z[::2], odd, rcond=None)[0])
-
-
-def _lengths(rule: WidthRule) -> Floats:
-    """The lengths that are tried: (rungs,)."""
-    return np.asarray(rule.factor ** np.arange(rule.rungs))
