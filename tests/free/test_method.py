@@ -320,6 +320,32 @@ def test_a_bound_that_its_error_explains_is_given_up_for_a_later_one():
         assert (after.best is lucky) == is_kept
 
 
+@pytest.mark.parametrize("is_confirmed", [True, False])
+def test_a_lost_round_goes_back_to_what_draws_confirmed(is_confirmed):
+    """A posterior that was confirmed for rounds is not given up for one draw far out."""
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    other = np.asarray(state.current.density.unpack(state.current.member).shape) + 0.1
+    current = _with_shape(state.current, other)
+    check = _check(np.zeros(8) if is_confirmed else np.linspace(-50, 0, 8), 0.0)
+    state = state._replace(best=Confirmed(current, check, bound=9.0, bound_se=0.01))
+    theta = state.current.draws[: 2 * len(state.current.exploring)]
+    y = -0.5 * np.sum(theta**2, axis=1)
+    y[0] -= 1000.0
+    after, _ = method._round(family, state, theta, y)
+    shape = after.current.density.unpack(after.current.member).shape
+    assert np.allclose(shape, other) == is_confirmed
+
+
+def test_a_surrogate_with_less_mass_than_a_mode_is_lost():
+    """Draws that all miss the posterior by the same nats seem to miss nothing."""
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    bound = state.search.modes[0].bound
+    assert not method._is_lost(state, _check(np.zeros(8), bound))
+    assert method._is_lost(state, _check(np.zeros(8), bound - 1e20))
+
+
 @pytest.mark.parametrize("doubt", ["error", "change", "hope"])
 def test_a_round_with_open_nats_does_not_settle(doubt):
     method, family = qbvi.Free(), Gaussian(2)
@@ -348,6 +374,12 @@ def test_the_lower_bound_of_a_round_counts_draws_of_zero_likelihood():
 def _check(r, log_z):
     """A round that leaves nothing open."""
     return Check(r, log_z, error=0.0, change=0.0, hope=0.0)
+
+
+def _with_shape(current, shape):
+    """A posterior with another kernel."""
+    member = current.density.unpack(current.member)._replace(shape=shape)
+    return current._replace(member=current.density.pack(member))
 
 
 def _judged(state, checks, best):

@@ -183,3 +183,16 @@ def test_a_hierarchical_model_has_its_evidence_and_its_scale():
     # is where next to nothing is learnt: the posterior may be a little short there.
     assert abs(draws.mean() - exact) < 0.15 * sd
     assert abs(draws.std() / sd - 1) < 0.2
+
+
+def test_the_best_points_are_those_of_the_density_in_the_new_coordinates():
+    """In the old ones the density is highest in the neck of the funnel, where there is no mass."""
+    theta, sample = sample_of(effects)
+    warp, y = fitted(sample, ((0, 2.0),), RULES), effects(theta)
+    points = Points(theta, y, np.zeros(len(y)), np.empty((0, 3)))
+    shape = ShapeSearch().start(3)
+    surface = Surface(points, Base.standard(3), shape, Caution(), Coordinates(warp=warp))
+    w, log_jacobian = warp.straight(theta)
+    order = np.argsort(log_jacobian - y)
+    assert_array_equal(surface.best(5), w[order[:5]])
+    assert not np.array_equal(order[:5], np.argsort(-y)[:5])

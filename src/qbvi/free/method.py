@@ -398,7 +398,6 @@ class Free(Algorithm):
         claimed = current.density.surface(current.member)(theta[:n]).low
         check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope, current.log_z_error)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
-        missing = self._missing(state, (check,))
         gap, (bound, se, finite) = self._gap(state), _lower_bound(check)
         # If errors explain that a later bound is lower, its surrogate is still the better one.
         se = math.hypot(se, check.log_z_error)
@@ -408,19 +407,31 @@ class Free(Algorithm):
         info = Info(np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False)
         if gap < self.tol:
             return state, info
-        is_lost = missing > self.rules.rounds.lost and bool(state.search.modes)
-        resumed = self._search.resumed(family, state.search, theta, y) if is_lost else None
-        if resumed is not None:
-            return state._replace(
-                search=resumed, q=np.asarray(resumed.path.q), current=None, checks=(), best=None
-            ), info
-        return self._renewed(family, state, self._first_base(state) if is_lost else current.base), info
+        if self._is_lost(state, check):
+            return self._recovered(family, state, theta, y), info
+        return self._renewed(family, state, current.base), info
 
-    def _first_base(self, state: FreeState) -> Base:
-        """The base that the rounds began with, in the present coordinates."""
-        assert state.current is not None
-        is_warped = bool(state.current.density.n_given)
-        return Base.standard(state.theta.shape[1]) if is_warped else self._search.base(state.search)
+    def _is_lost(self, state: FreeState, check: Check) -> bool:
+        """Whether a surrogate is not believed: it misses much, or has less mass than a mode."""
+        if not state.search.modes:
+            return False
+        evidence, _ = _log_mean_exp(_log_ratios((check,)))
+        nats = max(mode.bound for mode in state.search.modes) - evidence
+        return max(self._missing(state, (check,)), nats) > self.rules.rounds.lost
+
+    def _recovered(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> FreeState:
+        """Go back to the kernel and the coordinates that draws confirmed; if none are, begin anew.
+
+        The search begins anew if the points of this round (n, d) refute its modes, else the rounds.
+        """
+        best, n = state.best, len(state.y)
+        if best is not None and self._missing(state, (best.check,)) < self.rules.rounds.lost:
+            confirmed = best.current._replace(n_searched=n, n_warped=n)
+            return self._renewed(family, state._replace(current=confirmed), confirmed.base)
+        resumed = self._search.resumed(family, state.search, theta, y)
+        if resumed is not None:
+            return state._replace(search=resumed, q=np.asarray(resumed.path.q), current=None, checks=(), best=None)
+        return self._renewed(family, state, self._search.base(state.search), anew=True)
 
     def _gap(self, state: FreeState) -> float:
         """Nats that may be missing: the largest of three estimates in the last rounds."""
@@ -451,12 +462,15 @@ class Free(Algorithm):
         lost = math.log(h.size / finite.size)
         return max(log_mean - float(finite.mean()) - self._raised(state), 0.0) + lost
 
-    def _renewed(self, family: Any, state: FreeState, base: Base) -> FreeState:
-        """Fit the surrogate to all points, and choose the next ones."""
+    def _renewed(self, family: Any, state: FreeState, base: Base, *, anew: bool = False) -> FreeState:
+        """Fit the surrogate to all points, and choose the next ones.
+
+        It follows the one before, unless it begins ``anew``.
+        """
         rules, before = self.rules, state.current
-        start = None if before is None else before.density.unpack(before.member)
+        start = None if before is None or anew else before.density.unpack(before.member)
         points, rows = self._points(state)
-        surface, n_searched, n_warped = self._surface(state, base, points)
+        surface, n_searched, n_warped = self._surface(state, base, points, start)
         base, warp = surface.base, surface.warp
         # A search for the kernel gives new coordinates, if there are any.
         if start is None or (n_searched == len(state.y) and (warp or start.warp)):
@@ -507,21 +521,21 @@ class Free(Algorithm):
         z = (u - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
         return np.asarray(np.all(np.abs(z) < self.first.rules.ladder.proper, axis=1))
 
-    def _surface(self, state: FreeState, base: Base, points: Points) -> tuple[Surface, int, int]:
+    def _surface(self, state: FreeState, base: Base, points: Points, held: Member | None) -> tuple[Surface, int, int]:
         """The surrogate of these points, and the number of all at the last searches for it.
 
         Kernel and coordinates are searched for when the points have grown enough. New coordinates
-        are taken if the surrogate in them predicts each point better from all others.
+        are taken if the surrogate in them predicts each point better from all others. If the
+        surrogate before is not to be ``held``, the coordinates are as they are.
         """
         rules, before, n = self.rules, state.current, len(state.y)
-        held = None if before is None else before.density.unpack(before.member)
         if before is not None and held is not None and n < rules.search.again * before.n_searched:
             surface = Surface(points, base, held.shape, rules.caution, Coordinates(self.cells, held.warp))
             return surface, before.n_searched, before.n_warped
         shape = None if held is None else held.shape
         straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
         structures = {() if held is None else held.warp.structure}
-        is_due = before is None or n >= rules.warp.again * before.n_warped
+        is_due = before is None or (held is not None and n >= rules.warp.again * before.n_warped)
         if is_due and len(base.weights) == 1 and not self.cells:
             structures.add(self._given(points, straight))
         best = Surface.searched(points, straight, shape, rules.caution, rules.search, Coordinates(self.cells))

@@ -99,8 +99,7 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         centres = w[systematic(rng, weights, rules.centres)]
         if n_effective < rules.fewest * w.shape[1]:
             # The proposal misses the density: continue from the best points that were evaluated.
-            best = np.argsort(-surface.points.y, kind="stable")[: rules.centres // 2]
-            centres = np.concatenate([centres[::2], warp.straight(surface.points.theta[best])[0]])
+            centres = np.concatenate([centres[::2], surface.best(rules.centres // 2)])
             weights, w = np.full(len(centres), 1 / len(centres)), centres
         mean = weights @ w
         cov = ((w - mean).T * weights) @ (w - mean)

@@ -231,6 +231,10 @@ class Surface:
         """Number of points whose density is high enough to count as it is."""
         return int(np.count_nonzero(self._is_near))
 
+    def best(self, n: int) -> Floats:
+        """The n points of the highest density, both in the coordinates of the base: (n, d)."""
+        return np.asarray(self._w[np.argsort(-self._y, kind="stable")[:n]])
+
     @property
     def _is_near(self) -> NDArray[np.bool_]:
         return np.asarray(self._y >= self._squash.top - self._squash.depth)

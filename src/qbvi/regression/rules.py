@@ -682,8 +682,7 @@ class WidthRule:
     flat: float = 1e-4
     rounding: float = 1e-13  # slope, relative to the values, that is none but rounding
     factor: float = 10.0  # from one length to the next
-    rungs: int = 10  # lengths: up to 1e9 units of the start ...
-    at_once: int = 3  # ... so many at a time, up to where the log joint changes
+    rungs: int = 10  # lengths: up to 1e9 units of the start
     # Nats for each flat coordinate by which the log joint may change: as much as at one standard
     # deviation from the mode of a Gaussian.
     change: float = 0.5

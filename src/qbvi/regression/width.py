@@ -53,26 +53,27 @@ class Width(NamedTuple):
         return cls(origin, y, ray, 1.0, 0, is_over=False)
 
     def ask(self, rule: WidthRule) -> Floats:
-        """One point for each of the next orders of magnitude: (n, d)."""
-        return np.asarray(self.origin + self._next(rule)[:, None] * self.ray)
+        """The point of the next order of magnitude: (1, d).
+
+        It is one at a time, as the function may be costly far out, and the surrogate misled.
+        """
+        return np.asarray(self.origin + self._length(rule) * self.ray)[None]
 
     def told(self, y: Floats, rule: WidthRule) -> Width:
-        """The search with the log joints of its last points (n,): it is over at the first change.
+        """The search with the log joint of its last point (1,): it is over at the first change.
 
         If the log joint never changes, nothing is known, and the start stays as it is.
         """
-        n_told, lengths = self.n_told + len(y), self._next(rule)
-        is_flat = np.logical_and.accumulate(np.abs(y - self.y) < rule.change * np.count_nonzero(self.ray))
-        widening = float(lengths[is_flat][-1]) if is_flat.any() else self.widening
-        is_unknown = bool(is_flat.all()) and n_told >= rule.rungs
-        return self._replace(
-            widening=1.0 if is_unknown else widening, n_told=n_told, is_over=is_unknown or not is_flat.all()
-        )
+        n_told = self.n_told + 1
+        if not abs(y[0] - self.y) < rule.change * np.count_nonzero(self.ray):
+            return self._replace(n_told=n_told, is_over=True)
+        if n_told == rule.rungs:
+            return self._replace(n_told=n_told, widening=1.0, is_over=True)
+        return self._replace(n_told=n_told, widening=self._length(rule))
 
-    def _next(self, rule: WidthRule) -> Floats:
-        """The next lengths: few at a time, as the function may be costly far out."""
-        stop = min(self.n_told + rule.at_once, rule.rungs)
-        return np.asarray(rule.factor ** np.arange(self.n_told, stop))
+    def _length(self, rule: WidthRule) -> float:
+        """Length of the next point, in units of the start."""
+        return float(rule.factor**self.n_told)
 
     def factors(self) -> Floats:
         """By how much the start should be wider in each coordinate (d,)."""
