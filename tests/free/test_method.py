@@ -288,11 +288,38 @@ def test_rounds_of_different_surrogates_give_one_evidence():
     assert outcome.missing < 1e-3  # the nearest Gaussian is not quite the surrogate
 
 
+@pytest.mark.parametrize(("error", "share"), [(0.001, 1.0), (0.049, 0.0)])
+def test_the_evidence_is_that_of_the_surer_one_of_surrogate_and_draws(error, share):
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    current = _with(state.current, log_z=-3.0)
+    state = state._replace(current=current._replace(error=error, change=0.0, hope=0.0, log_z_error=0.0))
+    # The standard error of the draws is 0.018 with few of them, and 0.0018 with many.
+    checks = [_check(np.tile([0.2, 0.0], 8 if share else 800), -2.5) for _ in range(2)]
+    outcome = method.outcome(family, _judged(state, checks, best=checks[-1]))
+    draws = -2.5 + math.log((1 + math.exp(0.2)) / 2)
+    assert_allclose(outcome.evidence, share * -3.0 + (1 - share) * draws, atol=0.01)
+    assert outcome.evidence_se > error
+
+
+def test_draws_of_what_has_changed_since_say_nothing():
+    method, family = qbvi.Free(), Gaussian(2)
+    bad, good = _check(np.linspace(-8, 0, 8), 0.0), _check(np.zeros(8), 0.0)
+    for change, is_settled in [(0.01, False), (1.0, True)]:
+        state = _judged(_state_in_rounds(method, family), [bad, good._replace(change=change), good], best=good)
+        state = state._replace(current=state.current._replace(change=0.0))
+        assert (method._gap(state) < method.tol) == is_settled
+        changed = state._replace(current=state.current._replace(change=1.0))
+        assert method._gap(changed) == math.inf
+
+
 def test_noise_in_the_values_does_not_raise_the_evidence(rng):
     """The mean of exp(noise) is above one."""
     method, family = qbvi.Free(), Gaussian(2)
     state = _state_in_rounds(method, family)
     state = state._replace(search=state.search._replace(path=state.search.path._replace(noise=0.64)))
+    # The surrogate knows little: it expects to be wrong by 0.04 nats, and the draws decide.
+    state = state._replace(current=_with(state.current, log_z=-3.0)._replace(error=0.04))
     checks = [_check(0.8 * rng.standard_normal(10_000), -3.0) for _ in range(2)]
     outcome = method.outcome(family, _judged(state, checks, best=checks[-1]))
     # The standard error of the log of a mean of 20,000 such exponentials is 0.007; the tolerance is seven of them.
@@ -326,7 +353,7 @@ def test_a_lost_round_goes_back_to_what_draws_confirmed(is_confirmed):
     method, family = qbvi.Free(), Gaussian(2)
     state = _state_in_rounds(method, family)
     other = np.asarray(state.current.density.unpack(state.current.member).shape) + 0.1
-    current = _with_shape(state.current, other)
+    current = _with(state.current, shape=other)
     check = _check(np.zeros(8) if is_confirmed else np.linspace(-50, 0, 8), 0.0)
     state = state._replace(best=Confirmed(current, check, bound=9.0, bound_se=0.01))
     theta = state.current.draws[: 2 * len(state.current.exploring)]
@@ -376,9 +403,9 @@ def _check(r, log_z):
     return Check(r, log_z, error=0.0, change=0.0, hope=0.0)
 
 
-def _with_shape(current, shape):
-    """A posterior with another kernel."""
-    member = current.density.unpack(current.member)._replace(shape=shape)
+def _with(current, **parts):
+    """A posterior with other parts."""
+    member = current.density.unpack(current.member)._replace(**parts)
     return current._replace(member=current.density.pack(member))
 
 

@@ -12,7 +12,7 @@ With r the log joint minus the surrogate's log density at draws from that densit
 .. math:: \mathrm{KL} = \log E e^r - E r, \quad \log p(y) = \log Z + \log E e^r
 
 where Z is the integral of the surrogate's density. The fit ends when this divergence, the change by
-the last round and the surrogate's own error are all below the tolerance, in two rounds in a row.
+the last two rounds and the surrogate's own error are all below the tolerance.
 """
 
 from __future__ import annotations
@@ -301,20 +301,17 @@ class Free(Algorithm):
             return None
         current, check = state.best.current, state.best.check
         is_settled = self._gap(state) < self.tol
-        checks = state.checks if is_settled else (check,)
+        checks = self._valid(state) if is_settled else (check,)
         h = _log_ratios(checks)
-        evidence, se = _log_mean_exp(h)
-        evidence -= self._raised(state)
+        evidence, error = self._evidence(state, current, h)
         missing, finite = self._missing(state, checks), h[np.isfinite(h)]
         modes = state.search.modes
         if modes and not is_settled and not evidence - missing >= max(mode.bound for mode in modes):
             return self._found_first(family, max(modes, key=lambda mode: mode.bound))
-        open_nats = min(check.change, 1.0), min(check.error, 1.0), min(check.hope, 2.0) / self.rules.rounds.hope
         density: Any = current.density
         q = current.member
         if not self.cells and current.gaussian < min(self.rules.rounds.gaussian, self.tol - missing):
             density, q, missing = family, current.nearest, missing + current.gaussian
-        error = math.sqrt(se**2 + check.log_z_error**2 + sum(nats**2 for nats in open_nats))
         return Outcome(
             density=density,
             q=q,
@@ -328,6 +325,21 @@ class Free(Algorithm):
             failed=self._failed(family, state),
             modes=self._found(state, current.base.weights),
         )
+
+    def _evidence(self, state: FreeState, current: Current, h: Floats) -> tuple[float, float]:
+        """The log evidence, and its error: by a surrogate, and by log ratios h (n,) of draws.
+
+        The surrogate knows all points, but not its own mistakes; draws are few, but right on
+        average. Each counts by one over its variance. The error is as if they had one in common.
+        """
+        nats = min(current.change, 1.0), min(current.error, 1.0), min(current.hope, 2.0) / self.rules.rounds.hope
+        open_nats = math.sqrt(current.log_z_error**2 + sum(part**2 for part in nats))
+        claimed = float(current.density.unpack(current.member).log_z)
+        seen, se = _log_mean_exp(h)
+        if not math.isfinite(seen):
+            return seen, se
+        share = se**2 / max(se**2 + open_nats**2, _TINY**2)
+        return share * claimed + (1 - share) * (seen - self._raised(state)), math.hypot(se, open_nats)
 
     def _failed(self, family: Any, state: FreeState) -> float:
         """Share of points near the posterior where the function fails; zero if at random."""
@@ -398,18 +410,19 @@ class Free(Algorithm):
         claimed = current.density.surface(current.member)(theta[:n]).low
         check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope, current.log_z_error)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
-        gap, (bound, se, finite) = self._gap(state), _lower_bound(check)
+        bound, se, finite = _lower_bound(check)
         # If errors explain that a later bound is lower, its surrogate is still the better one.
         se = math.hypot(se, check.log_z_error)
-        is_worse = state.best is not None and bound + math.hypot(se, state.best.bound_se) < state.best.bound
-        if not is_worse or gap < self.tol:
+        if state.best is None or bound + math.hypot(se, state.best.bound_se) >= state.best.bound:
             state = state._replace(best=Confirmed(current, check, bound, se))
-        info = Info(np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False)
-        if gap < self.tol:
-            return state, info
-        if self._is_lost(state, check):
-            return self._recovered(family, state, theta, y), info
-        return self._renewed(family, state, current.base), info
+        is_lost = self._is_lost(state, check)
+        state = self._recovered(family, state, theta, y) if is_lost else self._renewed(family, state, current.base)
+        gap = self._gap(state)
+        if state.current is not None and gap < self.tol:
+            state = state._replace(best=Confirmed(state.current, check, bound, se))
+        return state, Info(
+            np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False
+        )
 
     def _is_lost(self, state: FreeState, check: Check) -> bool:
         """Whether a surrogate is not believed: it misses much, or has less mass than a mode."""
@@ -434,15 +447,27 @@ class Free(Algorithm):
         return self._renewed(family, state, self._search.base(state.search), anew=True)
 
     def _gap(self, state: FreeState) -> float:
-        """Nats that may be missing: the largest of three estimates in the last rounds."""
-        last = state.checks[-self.rules.rounds.agreed :]
-        if len(last) < self.rules.rounds.agreed:
-            return math.inf
-        return max(self._missing(state, state.checks), *(self._doubt(check) for check in last))
+        """Nats that may be missing: by the draws of some rounds, and by the last surrogates.
 
-    def _doubt(self, check: Check) -> float:
-        """Nats that one round leaves open."""
-        return max(check.error, check.change, check.hope / self.rules.rounds.hope)
+        The newest surrogate counts too, though no draws have checked it yet.
+        """
+        checks, n = self._valid(state), self.rules.rounds.agreed
+        if len(checks) < n or state.current is None:
+            return math.inf
+        last = (*checks, state.current)[-n:]
+        return max(self._missing(state, checks), *(self._doubt(surrogate) for surrogate in last))
+
+    def _valid(self, state: FreeState) -> tuple[Check, ...]:
+        """The last checks of what is still nearly the posterior: those since a large change."""
+        if state.current is None:
+            return ()
+        later = [check.change for check in state.checks[1:]] + [state.current.change]
+        n = next((i for i, change in enumerate(reversed(later)) if change > self.tol), len(later))
+        return state.checks[len(state.checks) - n :]
+
+    def _doubt(self, surrogate: Check | Current) -> float:
+        """Nats that a surrogate leaves open."""
+        return max(surrogate.error, surrogate.change, surrogate.hope / self.rules.rounds.hope)
 
     def _raised(self, state: FreeState) -> float:
         """Nats by which noise in the values raises the log of the mean of their exponentials."""

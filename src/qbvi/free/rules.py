@@ -124,8 +124,8 @@ class Rounds:
     walled_points: int = 4  # ... and rounds begin with so many finite points for each dimension
     fewest: int = 4  # draws of a round that check the posterior; as many more explore
     growth: int = 16  # a round has so many parts of the points that count, once that is more
-    checked: int = 3  # rounds whose draws together estimate what is missing
-    agreed: int = 2  # consecutive rounds that must confirm the posterior
+    checked: int = 3  # rounds, at most, whose draws together estimate what is missing
+    agreed: int = 2  # last surrogates that must agree, and rounds that must have confirmed them
     pool: int = 600  # candidates among which the exploring points are chosen
     most_points: int = 1200  # of one surrogate: it costs their cube
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
