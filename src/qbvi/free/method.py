@@ -454,8 +454,8 @@ class Free(Algorithm):
         checks, n = self._valid(state), self.rules.rounds.agreed
         if len(checks) < n or state.current is None:
             return math.inf
-        last = (*checks, state.current)[-n:]
-        return max(self._missing(state, checks), *(self._doubt(surrogate) for surrogate in last))
+        doubts = [*(self._doubt(check) for check in checks), self._doubt(state.current)]
+        return max(self._missing(state, checks), *doubts[-n:])
 
     def _valid(self, state: FreeState) -> tuple[Check, ...]:
         """The last checks of what is still nearly the posterior: those since a large change."""
