@@ -77,6 +77,17 @@ def test_failures_by_chance_neither_forbid_a_convergence_nor_hide_what_is_missin
     assert Verdict().doubts(missing, 0.001)
 
 
+def test_a_family_that_was_not_asked_for_must_match_the_posterior():
+    """Log ratios with a standard deviation of 0.5 miss an eighth of a nat."""
+    h = 0.5 * np.random.default_rng(1).standard_normal(1000)
+    asked, default = Verdict(), Verdict(most_missing=0.05)
+    assert asked.on_ratios(SETTLED, h, khat=0.2, missing=0.125) == SETTLED
+    assert default.on_ratios(SETTLED, h, khat=0.2, missing=0.04) == SETTLED
+    stop = default.on_ratios(SETTLED, h, khat=0.2, missing=0.125)
+    assert stop.kind is StopKind.FAMILY
+    assert "0.12 nats of the posterior are missing" in stop.reason
+
+
 def test_what_was_predicted_is_no_news():
     """An eighth of a nat to be gained, where the method said that a tenth would be missing."""
     look = look_at(lambda z: 0.5 * z)

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arguments import whole_number
+from qbvi.arrays import Array
 from qbvi.diagnostics import KHAT_LIMIT, Judged, missing_error, pareto_khat
 from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, OnFailure
 from qbvi.evaluate.black_box import calls_of
 from qbvi.evaluate.executors import open_runner
 from qbvi.evaluations import Evaluations, Record
-from qbvi.families import Family, Sample
+from qbvi.families import Family, Gaussian, Sample
 from qbvi.noise import Figures, Noise
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import NoiseCheck, Weighting
@@ -182,17 +183,26 @@ def _noise(fit: Fit, returned: Floats) -> tuple[Floats, float]:
 
     They are what the function returns, or what the points imply that the fit evaluated twice.
     """
-    table, family, rule = fit.evaluations, fit.family, NoiseCheck()
-    if np.any(returned > 0) or table is None or not isinstance(family, Family):
+    table, rule = fit.evaluations, NoiseCheck()
+    if np.any(returned > 0) or table is None:
         return returned, 0.0
+    family, q = _family_around(fit)
     own = table[np.isin(table.stage, ("step", "fresh"))]
     assert own.unconstrained is not None
     repeats = Repeats.among(own.unconstrained, own.values, rule)
-    squares = np.sum(family.coordinates(fit.q, repeats.theta) ** 2, axis=1)
+    squares = np.sum(family.coordinates(q, repeats.theta) ** 2, axis=1)
     n_near = int(np.sum(squares < Weighting().usual_square(family.n_whitened)))
-    law = law_around(family, fit.q, repeats, rule)
+    law = law_around(family, q, repeats, rule)
     u = table[table.stage == "posterior"].unconstrained
-    return law.at(np.sum(family.coordinates(fit.q, u) ** 2, axis=1)), rule.relative_error(n_near)
+    return law.at(np.sum(family.coordinates(q, u) ** 2, axis=1)), rule.relative_error(n_near)
+
+
+def _family_around(fit: Fit) -> tuple[Family, Array]:
+    """The posterior's own family, or a Gaussian with its moments if it has no coordinates."""
+    if isinstance(fit.family, Family):
+        return fit.family, fit.q
+    gaussian = Gaussian(fit.model.dim)
+    return gaussian, gaussian.from_moments(fit.family.mean(fit.q), fit.family.cov(fit.q))
 
 
 def _stream(fit: Fit) -> np.random.Generator:

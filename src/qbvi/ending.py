@@ -19,7 +19,7 @@ class StopKind(Enum):
 
     # A stopping rule applied.
     GAP = "gap", True, "the predicted gain of further iterations is below {tol:g} nats"
-    MISSING = "missing", True, "fewer than {tol:g} nats of the posterior are missing"
+    MISSING = "missing", True, "fewer than {tol:.3g} nats of the posterior are missing"
     PATIENCE = "patience", True, "the smoothed lower bound did not improve for {patience} iterations"
     PLATEAU = "plateau", True, "the lower bound rose by no more than its noise over the last {steps} iterations"
     PARAMETERS = (
@@ -95,6 +95,14 @@ class StopKind(Enum):
         (
             "{so_far}, but k-hat is {khat:.2g}: this family does not match the posterior; "
             "try another one (family=) or a transform"
+        ),
+    )
+    FAMILY = (
+        "family",
+        False,
+        (
+            "{so_far}, but about {nats:.2g} nats of the posterior are missing: its shape is not that of the family; "
+            "fit.expect and fit.mcmc correct for that, and family='full' asks for the best Gaussian alone"
         ),
     )
     CONSTANT = (

@@ -35,7 +35,7 @@ from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.evaluate.terms import Summed, terms_of
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
+from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes, most_missing
 from qbvi.model import Model
 from qbvi.naming import nearest
 from qbvi.problem import Problem, with_arguments
@@ -46,6 +46,7 @@ from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import check_init, run_all, starting_points
 from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
+from qbvi.verdict import Verdict
 
 __all__ = ["fit"]
 
@@ -137,7 +138,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     method
         The algorithm. ``"auto"`` chooses one:
 
-        - `qbvi.Free` for posteriors of any shape: up to 12 dimensions, with NumPy,
+        - `qbvi.Free` for posteriors of any shape: up to 16 dimensions, with NumPy,
         - `qbvi.Regression` for Gaussian posteriors with NumPy,
         - `qbvi.Ridge` for Gaussian posteriors on other backends,
         - `qbvi.MeanFieldRegression` for posteriors that are not all Gaussian,
@@ -156,12 +157,13 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         The form of the posterior.
 
         - ``"auto"``: all continuous parameters are joint, after a transform if they are
-          constrained: up to 12 dimensions as a density of any shape, beyond as one Gaussian, with
-          full covariance up to 1,000 coordinates and diagonal covariance after that, which a note
-          says. Whole numbers of eight or more values are part of a density of any shape. Other
-          discrete parameters keep the distribution of their prior, independent of all others. With
-          more than 250 continuous dimensions, so does a parameter whose prior is gamma, inverse
-          gamma, beta, Dirichlet, Wishart or inverse Wishart.
+          constrained: up to 12 dimensions as a density of any shape (up to 16 if most of them are
+          Gaussian given one or two others), beyond as one Gaussian, with full covariance up to
+          1,000 coordinates and diagonal covariance after that, which a note says. Whole numbers of
+          eight or more values are part of a density of any shape. Other discrete parameters keep
+          the distribution of their prior, independent of all others. With more than 250 continuous
+          dimensions, so does a parameter whose prior is gamma, inverse gamma, beta, Dirichlet,
+          Wishart or inverse Wishart.
         - ``"full"`` or ``"diagonal"``: one Gaussian for all parameters.
         - ``"low-rank"``: one Gaussian whose covariance is a diagonal plus a matrix of low rank, for
           many parameters with few strong correlations; ``qbvi.LowRank(rank=10)`` limits the rank.
@@ -324,17 +326,18 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
     batches = _batches(log_likelihood, data, batch_size, checkpoint)
     _check_calls(library, log_likelihood, vectorized, {"executor": executor, "timeout": timeout})
     is_auto, n_starts = _starts(n_starts)
-    algorithm = choose_method(
-        method,
-        model,
-        Task.of(posterior, family, tol, max_evals)._replace(
-            has_batches=_is_partial(batches), backend=library, max_time=max_time
-        ),
+    task = Task.of(posterior, family, tol, max_evals)._replace(
+        has_batches=_is_partial(batches), backend=library, max_time=max_time
     )
+    algorithm = choose_method(method, model, task)
     budget, deadline = choose_budget(algorithm, model.dim, max_evals, max_time, n_starts), deadline_in(max_time)
     earlier, seed = _earlier(evaluations, model, batches), resumed_seed(seed, checkpoint)
-    given = {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
-    prints = {} if checkpoint is None else _fingerprints(given | {"n_starts": is_auto}, earlier)
+    prints = _fingerprints(
+        checkpoint,
+        {"function": log_likelihood, "prior": prior, "data": data, "method": algorithm, "family": family}
+        | {"n_starts": is_auto},
+        earlier,
+    )
     if is_auto and earlier is None and not _is_partial(batches):
         algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
@@ -358,6 +361,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             where=place.words,
             earlier=earlier,
             note=size_note(family, posterior),
+            verdict=Verdict(most_missing=most_missing(method, task)),
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:
@@ -407,7 +411,10 @@ def _starts(n_starts: Any) -> tuple[bool, int]:
     return is_auto, 1 if is_auto else whole_number("n_starts", n_starts, otherwise="'auto'")
 
 
-def _fingerprints(given: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any]:
+def _fingerprints(checkpoint: Any, given: Mapping[str, Any], earlier: Earlier | None) -> dict[str, Any]:
+    """What a checkpoint compares with a later run; nothing without one."""
+    if checkpoint is None:
+        return {}
     evaluations = {} if earlier is None else {"evaluations": earlier.digest}
     return {name: fingerprint(name, value) for name, value in {**given, **evaluations}.items()}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from qbvi.algorithm import QBVI, paper
@@ -84,10 +86,33 @@ def automatic(task: Task) -> Algorithm:
         return many_dimensional(family.dim, has_budget=task.max_evals is not None or task.max_time is not None)
     if not isinstance(family, GaussianFamily):
         return MeanFieldRegression(tol=task.gap)
-    free = Free(tol=task.missing)
-    if task.is_free and on_host and free.fits(family):
-        return free
+    if task.is_free and on_host and Free().fits(family):
+        return _free(task)
     return Regression(tol=task.gap) if on_host else Ridge(tol=task.gap)
+
+
+def _free(task: Task) -> Free:
+    """A posterior of any shape, or the best Gaussian within its own tolerance."""
+    free = Free(tol=task.missing * _relative_tolerance(task))
+    needs_structure = task.family.dim > free.rules.rounds.most_dimensions
+    return replace(free, first=Regression(tol=task.gap)) if needs_structure else free
+
+
+def _relative_tolerance(task: Task) -> float:
+    """Tolerance of the posterior, relative to that in few dimensions."""
+    return max(1.0, task.family.dim / FreeRules().rounds.most_dimensions)
+
+
+def most_missing(method: Any, task: Task) -> float:
+    """Nats of the posterior that a converged fit may miss; infinite for a method or family by name.
+
+    It is the tolerance in up to twelve dimensions, and grows in proportion beyond: a tolerance for
+    each parameter. `Free` by name asks for the posterior too.
+    """
+    if isinstance(method, Free):
+        return method.tol
+    is_asked_for = isinstance(method, str) and method in ("auto", "free")
+    return task.missing * _relative_tolerance(task) if is_asked_for and task.is_free else math.inf
 
 
 def _pays(task: Task) -> bool:
@@ -114,7 +139,7 @@ METHODS: dict[str, Callable[[Task], Algorithm]] = {
     "auto": automatic,
     "exact": _of_a_model,
     "paper": lambda task: paper(),
-    "free": lambda task: Free(tol=task.missing),
+    "free": _free,
     "regression": lambda task: Regression(tol=task.gap),
     "mean-field": lambda task: MeanFieldRegression(tol=task.gap),
     "ridge": lambda task: Ridge(tol=task.gap),

@@ -144,6 +144,8 @@ class Verdict:
     # only if nats are missing beyond it.
     fewest_effective: float = FEWEST_EFFECTIVE
     least_share: float = 0.1
+    # Nats of the posterior that a converged fit may miss: infinite for a family by name.
+    most_missing: float = math.inf
     order_nats: float = 0.05  # change with the order of the calls from which on it counts
     # A point elsewhere: so many standard deviations outside the typical distance of a draw, with a
     # log joint at most so many nats below that of a typical draw. Of a Gaussian posterior, such a
@@ -254,7 +256,9 @@ class Verdict:
         size = effective_draws(h)
         if h.size >= self.fewest_ratios and missing >= KHAT_NATS and size < self._fewest(h.size, khat):
             return stop.but(StopKind.ONE_RATIO, n=h.size, size=size)
-        return stop.but(StopKind.KHAT, khat=khat) if judge_khat(khat, h.size, missing) is Khat.BAD else stop
+        if judge_khat(khat, h.size, missing) is Khat.BAD:
+            return stop.but(StopKind.KHAT, khat=khat)
+        return stop.but(StopKind.FAMILY, nats=missing) if missing > self.most_missing else stop
 
     def _fewest(self, n: int, khat: float) -> float:
         """Least effective sample size of n draws."""

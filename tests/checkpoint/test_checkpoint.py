@@ -25,6 +25,7 @@ from qbvi.checkpoint import journal, read_saved
 from qbvi.checkpoint.fingerprint import fingerprint
 from qbvi.checkpoint.tree import Reader, Writer
 from qbvi.conversation import Snapshot
+from qbvi.regression.rules import Effort, Rules
 from qbvi.starts import starting_points
 from qbvi.stopping import Budget
 
@@ -32,6 +33,9 @@ PRIOR = qbvi.Normal(0, 2, shape=3)
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(6), n_fresh=30)
 METHODS = {
     "regression": qbvi.Regression(),
+    "handed over": qbvi.Regression(
+        rules=Rules(effort=Effort(most_points=60, fewest_points=60, fewest_for_coefficient=7))
+    ),
     "qbvi": QUICK,
     "paper": qbvi.paper(stop=qbvi.MaxIterations(4), n_samples=30),
     "sobol": qbvi.QBVI(n_samples=32, draws="sobol", stop=qbvi.MaxIterations(6), n_fresh=40),

@@ -132,16 +132,20 @@ def test_nothing_is_left_after_the_end_and_after_an_error(tmp_path):
     assert not wait_until_gone(pids)
 
 
+# The workers share one pipe for their output. `print` writes a line in pieces there, and the pieces of two
+# workers can mix; a single short write of the system cannot.
 SCRIPT = """
 import os, subprocess, sys, time, numpy as np, qbvi
+def say(line):
+    os.write(1, f"{{line}}\\n".encode())
 def slow(theta):
     child = subprocess.Popen(["sleep", "1000"])
-    print(os.getpid(), child.pid, flush=True)
+    say(f"{{os.getpid()}} {{child.pid}}")
     time.sleep({seconds})
     child.kill(); child.wait()
     return -0.5 * theta @ theta
-fit = qbvi.fit(slow, qbvi.Normal(0, 2, shape=2), executor=2, seed=1, callback=lambda it: print("step", flush=True))
-print(fit.stop_reason)
+fit = qbvi.fit(slow, qbvi.Normal(0, 2, shape=2), executor=2, seed=1, callback=lambda it: say("step"))
+say(fit.stop_reason)
 """
 
 

@@ -114,3 +114,39 @@ def test_the_search_finds_noise(rng):
     rules = ShapeSearch(tries=40)
     quiet, loud = (search(data, rules.start(1), rules)[1] for data in (clean, noisy))
     assert loud > quiet + 4  # a variance of 0.09 against one of zero
+
+
+def test_with_noise_the_variance_of_the_function_has_the_highest_evidence(rng):
+    """The restricted likelihood, in which the constant is integrated out, by dense linear algebra."""
+    z = rng.normal(size=(60, 2))
+    noise = rng.uniform(0.5, 2.0, 60)
+    data = Observations(z, 5 + 3 * np.sin(2 * z[:, 0]) + np.sqrt(noise) * rng.standard_normal(60), noise)
+    K = kernel_of(SHAPE)(z, z) + math.exp(SHAPE[1]) * np.eye(60)
+
+    def log_evidence(a):
+        C = a * K + np.diag(noise)
+        ones = np.linalg.solve(C, np.ones(60))
+        constant = ones @ data.t / ones.sum()
+        rest = data.t - constant
+        return -0.5 * (np.linalg.slogdet(C)[1] + math.log(ones.sum()) + rest @ np.linalg.solve(C, rest))
+
+    sizes = np.exp(np.linspace(-4, 6, 401))
+    best = sizes[np.argmax([log_evidence(a) for a in sizes])]
+    found = Process(data, SHAPE, 1.0).variance
+    # The iteration ends when the logarithm changes by less than 0.05 in a step.
+    assert abs(math.log(found / best)) < 0.2
+
+
+def test_with_noise_predictions_are_those_of_the_dense_system(rng):
+    z, new = rng.normal(size=(40, 3)), rng.normal(size=(5, 3))
+    data = Observations(z, np.sin(z[:, 0]) + rng.standard_normal(40), np.full(40, 1.0))
+    process = Process(data, SHAPE, 1.0)
+    kernel, a = kernel_of(SHAPE), process.variance
+    A = np.ones((41, 41))
+    A[:40, :40], A[40, 40] = a * (kernel(z, z) + math.exp(SHAPE[1]) * np.eye(40)) + np.eye(40), 0
+    k = np.vstack([a * kernel(z, new), np.ones((1, 5))])
+    w = np.linalg.solve(A, k)
+    seen = process(new)
+    assert_allclose(seen.mean, w[:40].T @ data.t, rtol=1e-8)
+    assert_allclose(seen.variance, a - np.sum(k * w, axis=0), rtol=1e-6)
+    assert_allclose(process.jitter, a * math.exp(SHAPE[1]))

@@ -31,16 +31,17 @@ from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
 from qbvi.free.base import Base
 from qbvi.free.cells import Cells
+from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Coordinates, Points, Surface
-from qbvi.free.symmetry import Group, Symmetry, proposed
+from qbvi.free.symmetry import Symmetry, proposed
 from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
-from qbvi.noise import Noise
+from qbvi.noise import NO_NOISE, Noise
 from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Twice, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
@@ -57,17 +58,12 @@ _TINY = 1e-6  # relative variance that keeps a covariance positive definite
 _WIDER = 1.5  # variance of the first proposal, relative to the base
 
 
-class Check(NamedTuple):
-    """What one round showed."""
+class Exploring(NamedTuple):
+    """The points of a round that extend the posterior."""
 
-    # (n,) log joint minus the surrogate at draws from it: minus infinity at zero likelihood, NaN
-    # where the function failed
-    r: Floats
-    log_z: float  # log of the surrogate's integral
-    error: float  # nats by which the surrogate expects to be wrong
-    change: float  # nats by which the posterior changed in this round
-    hope: float  # nats of mass that may be where there are few points
-    log_z_error: float = 0.0  # standard error of log_z
+    points: Floats  # (n, d) chosen where it may miss mass
+    n_drawn: int = 0  # of these, the first ones, which are draws from where mass may be ...
+    log_z: float = 0.0  # ... and the log of the integral of that density
 
 
 class Current(NamedTuple):
@@ -76,7 +72,7 @@ class Current(NamedTuple):
     density: FreeDensity
     member: Floats  # (n_stored,) of the density
     draws: Floats  # (m, d) from it
-    exploring: Floats  # (m, d) chosen where it may miss mass
+    exploring: Exploring
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
     hope: float  # nats of mass that may be where there are few points
@@ -110,11 +106,15 @@ class FreeState(NamedTuple):
     current: Current | None
     checks: tuple[Check, ...]
     best: Confirmed | None = None
+    n_tried: int = 0  # points when a structure was last searched for in vain
 
 
 @dataclass(frozen=True)
 class Free(Algorithm):
-    """The default method in up to twelve dimensions: a posterior of any shape.
+    """The default method in up to sixteen dimensions: a posterior of any shape.
+
+    Above twelve, it is one only if most coordinates are found to be Gaussian given one or two
+    others, as in a hierarchical model. Else the result is the Gaussian of the first method.
 
     Parameters
     ----------
@@ -132,6 +132,9 @@ class Free(Algorithm):
         Whether the budget is too small for that survey. `qbvi.fit` sets it.
     symmetries
         Symmetries of the prior, which the log joint may have. `qbvi.fit` sets them.
+    needs_structure
+        Whether there are so many dimensions that a shape is free only where a structure is found.
+        `qbvi.fit` sets it.
 
     Examples
     --------
@@ -151,6 +154,7 @@ class Free(Algorithm):
     cells: Cells = field(default_factory=Cells, repr=False)
     is_hurried: bool = field(default=False, repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
+    needs_structure: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         positive_number("tol", self.tol)
@@ -161,8 +165,10 @@ class Free(Algorithm):
         return (MissingBelow(self.tol),)
 
     def stop_at(self, state: FreeState) -> tuple[Rule, ...]:
-        """With much noise, as the first part: its predictions are noisy, and one is not enough."""
-        return self._noisy_first.stop_at(state.search.path) if self._is_noisy(state) else self.stop
+        """With noise, a larger tolerance. As the first part, as long as a structure is needed."""
+        if self._is_first_alone(state):
+            return self.first.stop_at(state.search.path)
+        return (MissingBelow(self._tolerance(state)),)
 
     @property
     def window(self) -> int:
@@ -176,14 +182,17 @@ class Free(Algorithm):
 
     def fits(self, family: Family) -> bool:
         """One Gaussian over few coordinates, to begin with."""
-        return isinstance(family, Gaussian) and family.dim <= self.rules.rounds.most_dimensions
+        return isinstance(family, Gaussian) and family.dim <= self.rules.warp.most_dimensions
 
     def for_model(self, model: Model) -> Self:
         """As the first part."""
-        return replace(self, first=self.first.for_model(model), cells=Cells.of(model))
+        needs_structure = model.dim > self.rules.rounds.most_dimensions
+        return replace(self, first=self.first.for_model(model), cells=Cells.of(model), needs_structure=needs_structure)
 
     def looking_at(self, model: Model, max_evals: int | None, *, has_start: bool = False) -> Self:
         """The method that surveys this model's prior for other modes, also with a start."""
+        if self.needs_structure:  # a survey of so many dimensions finds nothing
+            return replace(self, first=self.first.looking_at(model, max_evals, has_start=has_start))
         first = self.first.looking_at(model, max_evals)
         # Every mode of a periodic parameter has copies, which are no other modes.
         is_periodic = bool(np.isfinite(model.periods).any())
@@ -201,9 +210,13 @@ class Free(Algorithm):
         """As the first part, if the fit ends before the rounds begin."""
         return self.first.fresh_draws(n_evals)
 
+    def first_draws(self, n: int) -> int:
+        """As the first part."""
+        return self.first.first_draws(n)
+
     def reserved_draws(self, n_evals: int) -> int:
-        """None: the rounds check themselves."""
-        return 0
+        """None if there are rounds for sure, which check themselves."""
+        return self.first.reserved_draws(n_evals) if self.needs_structure else 0
 
     def start_scale(self, scale: Array) -> Array:
         """As the first part."""
@@ -216,8 +229,10 @@ class Free(Algorithm):
     def notes(self, state: FreeState) -> tuple[str, ...]:
         """As the first part; whether noise forbids a free shape; whether there was no survey."""
         notes = self.first.notes(state.search.path)
-        if self._is_noisy(state):
-            notes = (*notes, "with so much noise the posterior stays Gaussian, and only its best member is sought")
+        if self._is_noisy(state.search):
+            notes = (*notes, "with so much noise other modes are not looked for")
+        if self.needs_structure and state.current is not None:
+            notes = (*notes, "in so many dimensions other modes are not looked for")
         if self.is_hurried:
             notes = (*notes, "the budget is too small to survey the prior, so another mode may have been missed")
         if self._search.is_full(state.search):
@@ -243,6 +258,10 @@ class Free(Algorithm):
         """As the first part."""
         return self.first.log_density_around(family, state.search.path, theta)
 
+    def notes_on_family(self, model: Model, family: Any, state: FreeState, q: Array) -> tuple[str, ...]:
+        """As the first part, if the result is its Gaussian."""
+        return self.first.notes_on_family(model, family, state.search.path, q) if self._is_first_alone(state) else ()
+
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
         none = np.empty(0)
@@ -267,9 +286,10 @@ class Free(Algorithm):
         """Points of the first part, or draws that check the posterior and points that extend it."""
         if state.current is None:
             return self._search.ask(family, state.search, rng)
-        n = len(state.current.exploring)
+        n = len(state.current.exploring.points)
         some = rng.choice(len(state.current.draws), size=n, replace=False)
-        return np.concatenate([state.current.draws[some], state.current.exploring])
+        draws, again = state.current.draws[some], self.repeated_draws(state, n)
+        return np.concatenate([draws, state.current.exploring.points[: n - again], draws[:again]])
 
     def tell(self, family: Any, eta: Array, state: FreeState, theta: Array, values: Values) -> tuple[FreeState, Info]:
         """Make one iteration of the first part, or one round."""
@@ -281,16 +301,38 @@ class Free(Algorithm):
         )
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
-        if self._is_noisy(state):
-            path, info = self._noisy_first.tell(family, eta, state.search.path, theta, values)
-            return state._replace(q=np.asarray(path.q), search=state.search._replace(path=path)), info
         search, info = self._search.tell(family, eta, state.search, theta, values)
+        if self._is_noisy(search):  # lines and climbs would follow the noise
+            search = search._replace(survey=None)
         state = state._replace(q=np.asarray(search.path.q), search=search)
+        if self.needs_structure:
+            state = self._with_structure(family, state) if search.is_over else state
+            return state, info if state.current is None else info._replace(gap=np.float64(math.inf))
         if search.is_over:
             state = self._renewed(family, state, self._search.base(search))
         elif self._is_walled(state):
             state = self._renewed(family, state, self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
+
+    def _is_first_alone(self, state: FreeState) -> bool:
+        """Whether the first method is all there is, as long as no structure is found."""
+        return self.needs_structure and state.current is None
+
+    def _with_structure(self, family: Any, state: FreeState) -> FreeState:
+        """Begin the rounds if a structure is found; else the first method goes on."""
+        n = len(state.y)
+        on = state._replace(search=state.search._replace(is_over=False, modes=()), n_tried=n)
+        if n < self.rules.warp.again * state.n_tried or state.search.path.noise or self.cells:
+            return on._replace(n_tried=state.n_tried)
+        base = self._search.base(state.search)
+        if not self._given(self._points(state)[0], base):
+            return on
+        return self._kept(self._renewed(family, state, base), on)
+
+    def _kept(self, state: FreeState, otherwise: FreeState) -> FreeState:
+        """The state, unless its surrogate has no structure and needs one."""
+        has_none = state.current is not None and not state.current.density.n_given
+        return otherwise if self.needs_structure and has_none else state
 
     def outcome(self, family: Any, state: FreeState) -> Outcome | None:
         """The posterior that its own draws confirmed best; None before the first round.
@@ -300,13 +342,14 @@ class Free(Algorithm):
         if state.best is None:
             return None
         current, check = state.best.current, state.best.check
-        is_settled = self._gap(state) < self.tol
-        checks = self._valid(state) if is_settled else (check,)
-        h = _log_ratios(checks)
-        evidence, error = self._evidence(state, current, h)
-        missing, finite = self._missing(state, checks), h[np.isfinite(h)]
+        is_settled = self._gap(state) < self._tolerance(state)
+        shown = Shown.by(self._valid(state) if is_settled else (check,))
+        evidence, error = self._evidence(current, shown)
+        missing, missing_se = self._missing(current, shown)
         modes = state.search.modes
-        if modes and not is_settled and not evidence - missing >= max(mode.bound for mode in modes):
+        # With noise, the bound of a Gaussian may be lucky.
+        doubt = self.rules.rounds.errors * error if check.noise.mean else 0.0
+        if modes and not is_settled and not evidence - missing + doubt >= max(mode.bound for mode in modes):
             return self._found_first(family, max(modes, key=lambda mode: mode.bound))
         density: Any = current.density
         q = current.member
@@ -316,30 +359,40 @@ class Free(Algorithm):
             density=density,
             q=q,
             elbo=evidence - missing,
-            elbo_se=float(finite.std() / math.sqrt(finite.size)) if finite.size else math.inf,
+            elbo_se=shown.bound_se,
             evidence=evidence,
             evidence_se=error,
             missing=missing,
-            missing_se=error,
-            n_draws=len(h),
+            missing_se=max(missing_se, error),
+            n_draws=shown.n,
             failed=self._failed(family, state),
             modes=self._found(state, current.base.weights),
         )
 
-    def _evidence(self, state: FreeState, current: Current, h: Floats) -> tuple[float, float]:
-        """The log evidence, and its error: by a surrogate, and by log ratios h (n,) of draws.
+    def _evidence(self, current: Current, shown: Shown) -> tuple[float, float]:
+        """The log evidence, and its error: by a surrogate, and by draws.
 
         The surrogate knows all points, but not its own mistakes; draws are few, but right on
-        average. Each counts by one over its variance. The error is as if they had one in common.
+        average. Each counts by one over its variance. Both may miss the same mass, so the error is
+        that of their sum, unless most of it is noise.
         """
         nats = min(current.change, 1.0), min(current.error, 1.0), min(current.hope, 2.0) / self.rules.rounds.hope
         open_nats = math.sqrt(current.log_z_error**2 + sum(part**2 for part in nats))
-        claimed = float(current.density.unpack(current.member).log_z)
-        seen, se = _log_mean_exp(h)
-        if not math.isfinite(seen):
-            return seen, se
-        share = se**2 / max(se**2 + open_nats**2, _TINY**2)
-        return share * claimed + (1 - share) * (seen - self._raised(state)), math.hypot(se, open_nats)
+        # The claim is the prediction less half of its variance. The evidence needs no such caution.
+        claimed = float(current.density.unpack(current.member).log_z) + min(current.error, 1.0)
+        evidence, error = joined((shown.evidence, shown.evidence_se), (claimed, open_nats))
+        return evidence, error if shown.is_noisy else math.hypot(shown.evidence_se, open_nats)
+
+    def _missing(self, current: Current, shown: Shown) -> tuple[float, float]:
+        """KL from the posterior to the truth, and its error.
+
+        Without noise it is by draws. With noise these tell little, and what the surrogate expects
+        of itself, which may be wrong by as much, takes part.
+        """
+        if not shown.is_noisy:
+            return shown.missing, shown.missing_se
+        missing, error = joined((shown.missing - shown.lost, shown.missing_se), (current.error, current.error))
+        return missing + shown.lost, error
 
     def _failed(self, family: Any, state: FreeState) -> float:
         """Share of points near the posterior where the function fails; zero if at random."""
@@ -368,18 +421,17 @@ class Free(Algorithm):
         return tuple(Found(mode.mean, mode.bound, float(share), mode.n_evals) for mode, share in found)
 
     @property
-    def _noisy_first(self) -> Regression:
-        """The first part if it is all: it has the tolerance of the whole."""
-        return replace(self.first, tol=self.tol)
-
-    @property
     def _search(self) -> Search:
         return Search(self.first, self.prior, self.rules, self.cells, self.symmetries)
 
-    def _is_noisy(self, state: FreeState) -> bool:
-        """Whether the function has so much noise that no surrogate of it pays."""
-        is_searching = state.current is None and not self._search.is_exploring(state.search)
-        return is_searching and math.sqrt(state.search.path.most_noise) > self.rules.rounds.most_noise
+    def _is_noisy(self, search: SearchState) -> bool:
+        """Whether noise may hide other modes, and what is missing of the posterior."""
+        return math.sqrt(search.path.most_noise) > self.rules.rounds.noisy
+
+    def _tolerance(self, state: FreeState) -> float:
+        """Nats that may be missing: with noise, what it leaves at a reasonable cost."""
+        n, d = state.theta.shape
+        return max(self.tol, self.rules.rounds.noise_tolerance(state.search.path.finest, d, n))
 
     def _is_walled(self, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
@@ -406,31 +458,57 @@ class Free(Algorithm):
     def _round(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         current = state.current
         assert current is not None
-        n, log_z = len(current.exploring), current.density.unpack(current.member).log_z
-        claimed = current.density.surface(current.member)(theta[:n]).low
-        check = Check(y[:n] - claimed, log_z, current.error, current.change, current.hope, current.log_z_error)
+        n, log_z = len(current.exploring.points), current.density.unpack(current.member).log_z
+        if again := self.repeated_draws(state, n):
+            twice = Twice(theta[:again], y[:again], y[-again:])
+            path = self.first.measuring(family, state.search.path, state.q, twice)
+            state = state._replace(search=state.search._replace(path=path))
+        m = n + current.exploring.n_drawn
+        seen = current.density.surface(current.member)(theta[:m])
+        doubts = current.error, current.change, current.hope, current.log_z_error
+        hoped = y[n:m] - seen.high[n:] + current.exploring.log_z
+        check = Check(y[:n] - seen.low[:n], log_z, *doubts, self._noise_at_draws(state, theta[:n]), hoped)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
-        bound, se, finite = _lower_bound(check)
+        shown = Shown.by((check,))
         # If errors explain that a later bound is lower, its surrogate is still the better one.
-        se = math.hypot(se, check.log_z_error)
-        if state.best is None or bound + math.hypot(se, state.best.bound_se) >= state.best.bound:
+        bound, se = shown.bound, math.hypot(shown.bound_se, check.log_z_error)
+        is_best = state.best is None or bound + math.hypot(se, state.best.bound_se) >= state.best.bound
+        if is_best and not self._is_void(state, check):
             state = state._replace(best=Confirmed(current, check, bound, se))
-        is_lost = self._is_lost(state, check)
-        state = self._recovered(family, state, theta, y) if is_lost else self._renewed(family, state, current.base)
+        is_lost = self._is_void(state, check) or self._is_lost(state, shown)
+        state = self._continued(family, state, (theta, y), is_lost=is_lost)
         gap = self._gap(state)
-        if state.current is not None and gap < self.tol:
+        if state.current is not None and gap < self._tolerance(state):
             state = state._replace(best=Confirmed(state.current, check, bound, se))
-        return state, Info(
-            np.float64(bound if finite.size else math.nan), finite, np.float64(gap), math.nan, 1.0, True, False
-        )
+        bound = bound if shown.n_finite else math.nan
+        return state, Info(np.float64(bound), shown.h, np.float64(gap), math.nan, 1.0, True, False)
 
-    def _is_lost(self, state: FreeState, check: Check) -> bool:
+    def _continued(self, family: Any, state: FreeState, newest: tuple[Floats, Floats], *, is_lost: bool) -> FreeState:
+        """The state with the next surrogate, after the ``newest`` points and their log joints.
+
+        If it needs a structure and has none any more, the first method goes on.
+        """
+        assert state.current is not None
+        search = state.search._replace(is_over=False, modes=())
+        first = state._replace(q=np.asarray(search.path.q), search=search, current=None, checks=(), best=None)
+        base = state.current.base
+        state = self._recovered(family, state, *newest) if is_lost else self._renewed(family, state, base)
+        return self._kept(state, first._replace(n_tried=len(state.y)))
+
+    def _is_void(self, state: FreeState, check: Check) -> bool:
+        """Whether a surrogate claims next to no mass: its ratios are rounding then."""
+        bounds = [mode.bound for mode in state.search.modes]
+        return bool(bounds) and check.log_z < max(bounds) - self.rules.rounds.far_below
+
+    def _is_lost(self, state: FreeState, shown: Shown) -> bool:
         """Whether a surrogate is not believed: it misses much, or has less mass than a mode."""
         if not state.search.modes:
             return False
-        evidence, _ = _log_mean_exp(_log_ratios((check,)))
-        nats = max(mode.bound for mode in state.search.modes) - evidence
-        return max(self._missing(state, (check,)), nats) > self.rules.rounds.lost
+        lacking = max(mode.bound for mode in state.search.modes) - shown.evidence
+        missing = shown.missing
+        if shown.is_noisy:
+            lacking, missing = lacking - shown.evidence_se, missing - shown.missing_se
+        return max(missing, lacking) > self.rules.rounds.lost
 
     def _recovered(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> FreeState:
         """Go back to the kernel and the coordinates that draws confirmed; if none are, begin anew.
@@ -438,7 +516,7 @@ class Free(Algorithm):
         The search begins anew if the points of this round (n, d) refute its modes, else the rounds.
         """
         best, n = state.best, len(state.y)
-        if best is not None and self._missing(state, (best.check,)) < self.rules.rounds.lost:
+        if best is not None and Shown.by((best.check,)).missing < self.rules.rounds.lost:
             confirmed = best.current._replace(n_searched=n, n_warped=n)
             return self._renewed(family, state._replace(current=confirmed), confirmed.base)
         resumed = self._search.resumed(family, state.search, theta, y)
@@ -449,43 +527,51 @@ class Free(Algorithm):
     def _gap(self, state: FreeState) -> float:
         """Nats that may be missing: by the draws of some rounds, and by the last surrogates.
 
-        The newest surrogate counts too, though no draws have checked it yet.
+        The newest surrogate counts too, though no draws have checked it yet. With noise, draws can
+        only contradict the surrogates.
         """
         checks, n = self._valid(state), self.rules.rounds.agreed
-        if len(checks) < n or state.current is None:
+        if len(checks) < n or state.current is None or self._is_scattered(state.current):
             return math.inf
-        doubts = [*(self._doubt(check) for check in checks), self._doubt(state.current)]
-        return max(self._missing(state, checks), *doubts[-n:])
+        shown = Shown.by(checks)
+        shares = self._confirmed_shares(checks, shown)
+        doubts = [*(self._doubt(check, *shares) for check in checks), self._doubt(state.current, *shares)]
+        return max(shown.missing - shown.missing_se * shown.is_noisy, *doubts[-n:])
+
+    def _is_scattered(self, current: Current) -> bool:
+        """Whether importance sampling in many dimensions tells too little of the surrogate."""
+        return self.needs_structure and current.log_z_error > self.rules.rounds.scattered
 
     def _valid(self, state: FreeState) -> tuple[Check, ...]:
         """The last checks of what is still nearly the posterior: those since a large change."""
         if state.current is None:
             return ()
         later = [check.change for check in state.checks[1:]] + [state.current.change]
-        n = next((i for i, change in enumerate(reversed(later)) if change > self.tol), len(later))
+        most = self._tolerance(state)
+        n = next((i for i, change in enumerate(reversed(later)) if change > most), len(later))
         return state.checks[len(state.checks) - n :]
 
-    def _doubt(self, surrogate: Check | Current) -> float:
-        """Nats that a surrogate leaves open."""
-        return max(surrogate.error, surrogate.change, surrogate.hope / self.rules.rounds.hope)
+    def _confirmed_shares(self, checks: tuple[Check, ...], shown: Shown) -> tuple[float, float]:
+        """Shares, at most one, of the errors and the mass that surrogates expect and draws allow.
+
+        What many draws measure is better known than what a surrogate expects.
+        """
+        rule = self.rules.rounds
+        if self.needs_structure or shown.n_finite < rule.confirming or any(check.noise.mean for check in checks):
+            return 1.0, 1.0
+        error = float(np.mean([check.error for check in checks]))
+        hope = float(np.mean([check.hope for check in checks])) / rule.hope
+        seen = shown.missing + rule.errors * shown.missing_se, shown.beyond + rule.errors * shown.beyond_se
+        return min(1.0, seen[0] / max(error, _TINY)), min(1.0, seen[1] / max(hope, _TINY))
+
+    def _doubt(self, surrogate: Check | Current, errors: float = 1.0, hopes: float = 1.0) -> float:
+        """Nats that a surrogate leaves open, of which shares of the expected ones count."""
+        hope = surrogate.hope / self.rules.rounds.hope
+        return max(errors * surrogate.error, surrogate.change, hopes * hope)
 
     def _raised(self, state: FreeState) -> float:
         """Nats by which noise in the values raises the log of the mean of their exponentials."""
         return (state.search.path.noise or 0.0) / 2
-
-    def _missing(self, state: FreeState, checks: tuple[Check, ...]) -> float:
-        """KL from the posterior to the truth, by the draws of some rounds.
-
-        Draws of zero likelihood make it infinite. Instead they count by the share of the mass that
-        is lost there, which is the divergence the other way round.
-        """
-        h = _log_ratios(checks)
-        finite = h[np.isfinite(h)]
-        if not finite.size:
-            return math.inf
-        log_mean = float(np.logaddexp.reduce(finite)) - math.log(finite.size)
-        lost = math.log(h.size / finite.size)
-        return max(log_mean - float(finite.mean()) - self._raised(state), 0.0) + lost
 
     def _renewed(self, family: Any, state: FreeState, base: Base, *, anew: bool = False) -> FreeState:
         """Fit the surrogate to all points, and choose the next ones.
@@ -519,11 +605,12 @@ class Free(Algorithm):
             density=density,
             member=density.pack(member),
             draws=pool.u[rng.choice(len(pool.u), size=_SPARE * n, p=weights)],
-            exploring=self._exploring(surface, pool, n, group),
-            error=float(np.log(weights @ np.exp(np.minimum(pool.variance / 2, rules.caution.most_hope)))),
+            # No exploring point is an image of another.
+            exploring=self._exploring(state, surface, pool._replace(u=group.canonical(pool.u)), n),
+            error=self._error(state, pool),
             change=self._change(family, state, pool),
             hope=pool.hope,
-            log_z_error=pool.log_z_error,
+            log_z_error=math.hypot(pool.log_z_error, pool.level_error(surface, rules.integration)),
             gaussian=gaussian,
             nearest=q,
             base=base.updated(warp.straight(pool.u)[0], weights),
@@ -534,16 +621,32 @@ class Free(Algorithm):
         )
         return state._replace(q=q, current=current)
 
-    def _exploring(self, surface: Surface, pool: Pool, n: int, group: Group) -> Floats:
-        """The points (n, d) that extend the posterior most; none is an image of another."""
-        pool = pool._replace(u=group.canonical(pool.u))
-        return most_informative(surface, pool, n, self.rules.rounds.pool, self._makes_sense(pool.u))
+    def _error(self, state: FreeState, pool: Pool) -> float:
+        """Nats by which the surrogate expects to be wrong."""
+        nats = float(np.log(pool.weights @ np.exp(np.minimum(pool.variance / 2, self.rules.caution.most_hope))))
+        return nats * (self.rules.rounds.noise_margin if self._is_noisy(state.search) else 1.0)
+
+    def _exploring(self, state: FreeState, surface: Surface, pool: Pool, n: int) -> Exploring:
+        """The n points that extend the posterior most.
+
+        In large rounds near the end, half of them are draws from where mass may be.
+        """
+        rule, makes_sense = self.rules.rounds, self._makes_sense(pool.u)
+        is_near_the_end = bool(state.checks) and Shown.by(state.checks[-1:]).missing < self._tolerance(state)
+        # Through noise, a few draws measure nothing.
+        is_measurable = not self.cells and surface.border is None and makes_sense.any() and not state.search.path.noise
+        if n < rule.measured or not is_near_the_end or not is_measurable:
+            return Exploring(most_informative(surface, pool, n, rule.pool, makes_sense))
+        draws, log_z = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
+        others = most_informative(surface, pool, n - len(draws), rule.pool, makes_sense)
+        return Exploring(np.concatenate([draws, others]), len(draws), log_z)
 
     def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
         """Which points (n, d) are not so far out that the function may never end there."""
-        if self.prior is None:
+        prior = self.first.prior if self.needs_structure else self.prior
+        if prior is None:
             return np.ones(len(u), dtype=bool)
-        z = (u - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
+        z = (u - np.asarray(prior.loc)) / np.asarray(prior.scale)
         return np.asarray(np.all(np.abs(z) < self.first.rules.ladder.proper, axis=1))
 
     def _surface(self, state: FreeState, base: Base, points: Points, held: Member | None) -> tuple[Surface, int, int]:
@@ -575,9 +678,11 @@ class Free(Algorithm):
 
     def _given(self, points: Points, base: Base) -> Given:
         """Coordinates given which the others seem Gaussian; none with too few points."""
-        rows, d = self._near(points, None)[: self.rules.warp.most_points], points.theta.shape[1]
-        if len(rows) < (d + 1) * (d + 2) // 2:
+        d = points.theta.shape[1]
+        rows, k = self._near(points, None), (d + 1) * (d + 2) // 2
+        if len(rows) < k:
             return ()
+        rows = rows[: max(self.rules.warp.most_points, 2 * k if self.needs_structure else 0)]
         return found(Sample.of(points.theta[rows], points.y[rows], base.mean, base.cov), self.rules.warp)
 
     def _near(self, points: Points, held: Member | None) -> NDArray[np.int64]:
@@ -593,6 +698,8 @@ class Free(Algorithm):
         neither the surrogate nor its ``moments`` are; else it is the one with those moments.
         """
         found = np.asarray(state.search.path.q)
+        if self._is_noisy(state.search):  # the values say little
+            return moments, pool.divergence(np.asarray(family.log_prob(moments, pool.u)))
         apart, sampled = (pool.divergence(np.asarray(family.log_prob(q, pool.u))) for q in (found, moments))
         seen = self._seen_nats(family, state, found)
         is_found = apart < self.tol and seen < min(sampled, self.rules.rounds.gaussian)
@@ -619,15 +726,43 @@ class Free(Algorithm):
         y = np.repeat(state.y, len(group)) + self.cells.slope(theta) - self.cells.slope(at)
         returned = np.repeat(state.noise, len(group))
         finite = np.flatnonzero(np.isfinite(y))
-        _, first = np.unique(theta[finite], axis=0, return_index=True)
-        rows = finite[np.sort(first)]
+        _, first, which, count = np.unique(
+            theta[finite], axis=0, return_index=True, return_inverse=True, return_counts=True
+        )
+        rows = finite[first]
+        # Of a noisy function, a point has the mean of its values.
+        y[rows] = np.bincount(which.ravel(), y[finite]) / count
+        order = np.argsort(rows)
+        rows, count = rows[order], count[order]
         if len(rows) > self.rules.rounds.most_points:
             worth = _worth(state.current, y)[rows]
-            rows = np.sort(rows[np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points]])
-        path = state.search.path
-        implied = self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta[rows]).variance
-        noise = np.maximum(returned[rows], implied if implied.size else path.noise or 0.0)
+            kept = np.sort(np.argsort(-worth, kind="stable")[: self.rules.rounds.most_points])
+            rows, count = rows[kept], count[kept]
+        noise = self._noise_variances(state, theta[rows], returned[rows]) / count
         return Points(theta[rows], y[rows], noise, theta[np.isneginf(y)]), rows
+
+    def _noise_variances(self, state: FreeState, theta: Floats, returned: Floats) -> Floats:
+        """Noise variances at points (n, d): as the function returned them, or as repeats imply."""
+        implied = self._implied_noise(state, theta).variance
+        return np.asarray(np.maximum(returned, implied if implied.size else state.search.path.noise or 0.0))
+
+    def _implied_noise(self, state: FreeState, theta: Floats) -> Noise:
+        """The noise at points (n, d) by repeated points; none if the function returns it."""
+        path = state.search.path
+        return self.first.noise_at(Gaussian(theta.shape[1]), path, path.q, theta)
+
+    def _noise_at_draws(self, state: FreeState, draws: Floats) -> Noise:
+        """The noise at the draws (n, d) of the last round.
+
+        What the surrogate does not follow may be noise of which repeated points showed too little.
+        """
+        assert state.current is not None
+        n = 2 * len(draws)
+        variances = self._noise_variances(state, draws, state.noise[-n:][: len(draws)])
+        if not np.any(variances > 0):
+            return NO_NOISE
+        jitter = state.current.density.surface(state.current.member).process.jitter
+        return Noise(variances + jitter, self._implied_noise(state, draws).error)
 
     def _change(self, family: Any, state: FreeState, pool: Pool) -> float:
         """Nats between the new posterior and the one before, which was Gaussian at first."""
@@ -669,37 +804,6 @@ def _first_proposal(base: Base, n: int) -> Proposal:
     z = rng.standard_normal((n, base.means.shape[1]))
     centres = base.means[which] + np.einsum("nij,nj->ni", factors[which], z)
     return Proposal.around(centres, base.mean, _WIDER * base.cov, _WIDER * base.within, float(n))
-
-
-def _log_ratios(checks: tuple[Check, ...]) -> Floats:
-    """Log joint minus log density at the draws of some rounds, each by its own surrogate.
-
-    A failure of the function says nothing about the density, and is left out.
-    """
-    h = np.concatenate([check.r + check.log_z for check in checks])
-    return np.asarray(h[~np.isnan(h)])
-
-
-def _lower_bound(check: Check) -> tuple[float, float, Floats]:
-    """The lower bound by the draws of a round, its standard error, and the finite log ratios.
-
-    Draws of zero likelihood count by the share of the mass that is lost there.
-    """
-    h = _log_ratios((check,))
-    finite = h[np.isfinite(h)]
-    if not finite.size:
-        return -math.inf, 0.0, finite
-    bound = float(finite.mean()) - math.log(h.size / finite.size)
-    return bound, float(finite.std() / math.sqrt(finite.size)), finite
-
-
-def _log_mean_exp(r: Floats) -> tuple[float, float]:
-    """Log of the mean of exp(r), and its standard error."""
-    if len(r) < 2 or not np.isfinite(np.max(r)):
-        return -math.inf, math.inf
-    weights = np.exp(r - np.max(r))
-    mean = float(weights.mean())
-    return float(np.max(r)) + math.log(mean), float(weights.std(ddof=1)) / (mean * math.sqrt(len(r)))
 
 
 def _is_zero(values: Values) -> NDArray[np.bool_]:

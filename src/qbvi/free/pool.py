@@ -41,6 +41,16 @@ class Pool(NamedTuple):
         """Standard error of the log of that integral, by importance sampling."""
         return math.sqrt(max(1 / self.n_effective - 1 / len(self.u), 0.0))
 
+    def level_error(self, surface: Surface, rules: Integration) -> float:
+        """Standard error of that log by the errors of the prediction, which neighbours share.
+
+        It is the square root of their mean covariance, by some of the draws. With noise, the level
+        of all predictions together is the least certain.
+        """
+        rows = systematic(np.random.default_rng(0), self.weights, rules.compared)
+        C = surface.process.covariance(surface.whitened(self.u[rows]), surface.predicted(self.u[rows]))
+        return math.sqrt(max(float(C.mean()), 0.0))
+
     def log_integral(self, log_density: Floats) -> float:
         """Log of the integral of another density, given at the draws (n,)."""
         return _log_mean(log_density - self.log_proposal)
@@ -59,6 +69,16 @@ class Pool(NamedTuple):
     def hopeful(self) -> Floats:
         """Weights of the draws for the possible density, with sum one."""
         return _normalised(self.high - self.log_proposal)
+
+    def possible(self, rng: np.random.Generator, n: int, makes_sense: NDArray[np.bool_]) -> tuple[Floats, float]:
+        """Draws (n, d) from the possible density, and the log of its integral.
+
+        Both are restricted to where it ``makes_sense`` (m,) to evaluate the function.
+        """
+        high = np.where(makes_sense, self.high, -np.inf)
+        weights = _normalised(high - self.log_proposal)
+        rows = rng.choice(len(weights), size=min(n, int(np.count_nonzero(weights))), replace=False, p=weights)
+        return self.u[rows], self.log_integral(high)
 
     @property
     def n_effective(self) -> float:
@@ -183,7 +203,7 @@ def _distinct(weights: Floats, n: int, seed: int) -> NDArray[np.int64]:
 def _most_informative(surface: Surface, u: Floats, weights: Floats, n: int) -> Floats:
     """The n among points u (m, d), with these weights, that take most variance."""
     C = surface.process.covariance(surface.whitened(u), surface.predicted(u))
-    noise = 1e-4 + 1e-6 * surface.process.variance
+    noise = surface.noise_near + 1e-4 + 1e-6 * surface.process.variance
     chosen: list[int] = []
     for _ in range(n):
         variance = np.maximum(np.diagonal(C), 0.0) + noise

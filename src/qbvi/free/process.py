@@ -4,6 +4,12 @@ The residual t at n points has covariance ``a (K + D)``. K is a `Kernel`, D hold
 to ``a``, the variance of the function. The kernel is chosen by the predictive density of each point
 from all others, which has a closed form: with V the inverse of K + D, the constant projected out,
 the error at point i is ``(V t)_i / V_ii`` with variance ``a / V_ii``.
+
+Without noise, the best ``a`` is the mean of these squared errors, each divided by ``1 / V_ii``.
+Noise of a known size hides the size of the function. Then a few steps of the fixed-point iteration
+of MacKay (1992) find the ``a`` at which the evidence has its maximum:
+
+.. math:: a \leftarrow a \, \frac{\alpha^T K \alpha}{\mathrm{tr}(V K)}, \quad \alpha = V t
 """
 
 from __future__ import annotations
@@ -23,6 +29,9 @@ __all__ = ["LeftOut", "Observations", "Predicted", "Process", "search"]
 Floats = NDArray[np.float64]
 
 _SMALL_NOISE = 0.04  # noise variance, in squared nats, from which a point counts less in the choice
+_NOISY = 0.01  # least noise variance of all points from which the function is noisy ...
+_REFINEMENTS = 10  # ... and its own variance is found by so many steps, at most, ...
+_SETTLED = 0.05  # ... until its logarithm changes by less than this
 _TINY = 1e-300
 _FLAT = 1e-12  # least variance of the function
 
@@ -95,18 +104,24 @@ class Process:
     """
 
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
-        self._data, n = data, len(data.t)
+        self._data, self._jitter, n = data, math.exp(shape[1]), len(data.t)
         self.kernel = _kernel(shape, data.wholes)
         self._with_data = self.kernel.against(data.z)
         K = self._with_data(data.z)
-        K[np.diag_indices(n)] += math.exp(shape[1]) + data.noise / variance
+        K[np.diag_indices(n)] += self._jitter
         self._centre = float(np.median(data.t))
-        found = LeftOut.of(K, data.t - self._centre)
+        t, least = data.t - self._centre, float(np.min(data.noise))
+        is_noisy = least > _NOISY
+        found, variance = _solved_with_noise(K, t, data.noise, variance, _REFINEMENTS if is_noisy else 0)
         self._inverse, self._ones, self._total, self._constant, self._alpha, self._diagonal = found
-        counts = 1 / (1 + data.noise / _SMALL_NOISE)
-        self.variance = max(float(counts @ (self._alpha**2 / self._diagonal) / counts.sum()), _FLAT)
+        # Points that are known less well than others count less.
+        counts = (least * is_noisy + _SMALL_NOISE) / (data.noise + _SMALL_NOISE)
+        squares = self._alpha**2 / self._diagonal
+        self.variance = variance if is_noisy else max(float(counts @ squares / counts.sum()), _FLAT)
         # Minus twice the log predictive density of the points that count, up to a constant.
         self.misfit = float(counts @ (math.log(self.variance) - np.log(self._diagonal)))
+        if is_noisy:
+            self.misfit += float(counts @ (squares / self.variance - 1))
 
     def __call__(self, z: Floats) -> Predicted:
         """Predict the residual at points z (m, d)."""
@@ -116,6 +131,11 @@ class Process:
         left = 1 - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total
         mean = self._centre + self._constant + k @ self._alpha
         return Predicted(mean, self.variance * np.maximum(left, _FLAT), explained, constant)
+
+    @property
+    def jitter(self) -> float:
+        """Variance of what the kernel does not follow: noise beyond that which is known."""
+        return self.variance * self._jitter
 
     def from_others(self) -> tuple[Floats, Floats]:
         """Each residual as all others predict it: means (n,) and variances (n,)."""
@@ -162,6 +182,26 @@ def search(data: Observations, start: Floats, rules: ShapeSearch) -> Floats:
         if best == before:
             stride = stride / 2
     return x
+
+
+def _solved_with_noise(K: Floats, t: Floats, noise: Floats, variance: float, steps: int) -> tuple[LeftOut, float]:
+    """The regression of values t (n,) with noise variances (n,), and the variance of the function.
+
+    The latter is as given, or improved by at most so many ``steps``.
+    """
+    diagonal = np.diagonal(K).copy()
+    for step in range(steps + 1):
+        relative = noise / variance
+        K[np.diag_indices(len(t))] = diagonal + relative
+        found = LeftOut.of(K, t)
+        if step == steps:
+            break
+        explained = found.alpha @ t - relative @ found.alpha**2  # alpha is orthogonal to the constant
+        ratio = max(float(explained), _FLAT) / variance / max(len(t) - 1 - float(relative @ found.diagonal), _FLAT)
+        if abs(math.log(ratio)) < _SETTLED:
+            break
+        variance = max(variance * ratio, _FLAT)
+    return found, variance
 
 
 def _kernel(shape: Floats, wholes: tuple[int, ...]) -> Kernel:

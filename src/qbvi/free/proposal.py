@@ -17,6 +17,9 @@ __all__ = ["Proposal"]
 Floats = NDArray[np.float64]
 
 _FEWEST = 10.0  # effective draws behind a bandwidth, at least
+# Dimensions from which the centres move towards the mean. Kernels are wide there, and would spread
+# the proposal beyond the density (West, 1993).
+_MANY = 13
 _RIDGE = 1e-10  # relative, keeps a covariance positive definite
 
 
@@ -55,6 +58,8 @@ class Proposal(NamedTuple):
         m, d = centres.shape
         n = min(max(n_effective, _FEWEST), m)
         bandwidth = float((4 / (d + 2) / n) ** (1 / (d + 4)))
+        if d >= _MANY:
+            centres = mean + math.sqrt(max(1 - bandwidth**2, 0.0)) * (centres - mean)
         return cls(centres, mean, _factor(cov), _factor(within), bandwidth)
 
     def draw(self, rng: np.random.Generator, n: int, rules: Integration) -> Floats:

@@ -128,13 +128,39 @@ class Rounds:
     agreed: int = 2  # last surrogates that must agree, and rounds that must have confirmed them
     pool: int = 600  # candidates among which the exploring points are chosen
     most_points: int = 1200  # of one surrogate: it costs their cube
-    most_dimensions: int = 12  # beyond, no surrogate of the whole density pays
+    most_dimensions: int = 12  # beyond, no surrogate of the whole density pays, unless ...
+    # ... it has a structure (`WarpSearch`). Then its integral must be known to within so many nats:
+    # in many dimensions importance sampling may rest on a few draws.
+    scattered: float = 0.1
     # Nats by which the expected mass is above the claimed one, relative to those that may be
     # missing: half of them are those by which the claim is below the prediction.
     hope: float = 2.0
+    # Checking draws of a round from which, if they miss no more than the tolerance, half of the
+    # other points are drawn from where mass may be: they measure that mass, which the surrogate can
+    # only expect. Of errors and mass that it expects, no more counts than so many draws confirm,
+    # and so many standard errors.
+    measured: int = 16
+    confirming: int = 64
+    errors: float = 2.0
     lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
+    far_below: float = 30.0  # nats below the mass of a mode from which a surrogate claims next to none
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
-    most_noise: float = 0.2  # standard deviation of the function's noise up to which rounds pay
+    # Standard deviation of the function's noise from which the prior is not surveyed: valleys of a
+    # nat on a line would be noise.
+    noisy: float = 0.2
+    # Nats that noise may leave missing: after so many evaluations for each dimension and two more
+    # they grow with the evaluations, since half of them would take twice as many. Beyond this
+    # limit, marginals may be off by a tenth.
+    noise_nats: float = 0.1
+    noise_evals: int = 100
+    # Factor of the error that the surrogate expects of itself if noise leaves no other check of it:
+    # the numbers of the kernel are estimates, too. With a factor of one, the missing nats of
+    # 18 fits of the battery (half A, noisy) were 0.1 to 2.4 times those that were reported.
+    noise_margin: float = 1.5
+
+    def noise_tolerance(self, finest: float, d: int, n: int) -> float:
+        """Nats that noise may leave missing after n evaluations: ``finest`` at first."""
+        return min(finest * max(1.0, n / (self.noise_evals * (d + 2))), self.noise_nats)
 
     def checks(self, d: int, n_near: int) -> int:
         """Draws of a round that check the posterior, with so many points near it already."""
@@ -217,6 +243,9 @@ class WarpSearch:
     # log scale is u, with a rate of one exp(-u) and exp(-2 u), with zero u and its square.
     rates: tuple[float, ...] = (0.0, 1.0, -1.0, 2.0, -2.0)
     most_given: int = 2
+    # Dimensions up to which a posterior may take any shape if such coordinates are found. The
+    # others are Gaussian then, and the surrogate has little to learn in them.
+    most_dimensions: int = 16
     # Least fall of the misfit by one more such coordinate, for each point: half of it is the rise
     # of the log density of a value that is predicted from all others.
     gain: float = 1.0

@@ -198,7 +198,8 @@ class Search:
         does so anyway.
         """
         d = state.starts.shape[1]
-        may_look = not state.modes and state.n_path > self.rules.survey.hurry * (d + 1)
+        is_surveyed = d <= self.rules.rounds.most_dimensions
+        may_look = not state.modes and not (is_surveyed and state.n_path <= self.rules.survey.hurry * (d + 1))
         return self.method if may_look else replace(self.method, prior=None)
 
     def _is_near(self, state: SearchState, values: Values) -> bool:

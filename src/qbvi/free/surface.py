@@ -33,6 +33,7 @@ _AS_LIKELY_AS_NOT = 0.5
 _HIGH_QUANTILE = 0.9
 _FARTHEST = 1e3  # whitened distance of a point: beyond, there is nothing but the base
 _STEEPEST = 50.0  # largest exponent: below so low a depth, values are equal
+_LUCK = 3.0  # standard deviations of the noise by which the highest value may be too high
 
 
 class Points(NamedTuple):
@@ -125,7 +126,8 @@ class Surface:
         self.process = Process(self._data, shape, max(float(np.var(self._data.t)), 1e-12))
         self.border = self._border(points)
         self._usual = max(caution.near, self._spacing())
-        self._excess = max(float(np.max(self._data.t[self._is_near])), 0.0)  # above the base, in nats
+        lucky = _LUCK * np.sqrt(points.noise)
+        self._excess = max(float(np.max((self._data.t - lucky)[self._is_near])), 0.0)  # above the base, in nats
 
     @classmethod
     def searched(
@@ -173,9 +175,13 @@ class Surface:
         self._base, self._centre = base, base.mean
         self._factor = np.linalg.cholesky(caution.base * base.within)
         self._map = _whitening(caution.base * base.within, self.cells.columns) if self.cells else None
-        self._squash = Squash(float(y.max()), caution.depth(d))
+        # Of a noisy function, the highest value is one with lucky noise.
+        lucky = _LUCK * np.sqrt(points.noise)
+        best = int(np.argmax(y - lucky))
+        self._luck = float(lucky[best])
+        self._squash = Squash(float(y[best]) - self._luck, caution.depth(d))
         difference = y - base.log_prob(w, caution.base)
-        self._offset = float(np.median(difference[y >= y.max() - d - 3]))
+        self._offset = float(np.median(difference[y >= self._squash.top - d - 3]))
 
     def _observations(self, points: Points) -> Observations:
         caution, squash = self._caution, self._squash
@@ -209,7 +215,7 @@ class Surface:
         high = self._squash.inverse(np.minimum(middle + rise, fallback + self._excess + caution.most_hope))
         # Far from all points the prediction falls back to a constant, which points in heavy tails
         # may have raised: no more is claimed than is possible.
-        high = np.minimum(high, self._squash.top + caution.above)
+        high = np.minimum(high, self._squash.top + self._luck + caution.above)
         low = np.minimum(low, high)
         low, high = low - self._lowered(z) + log_jacobian, high + log_jacobian
         if self.border is not None:
@@ -231,6 +237,11 @@ class Surface:
         """Number of points whose density is high enough to count as it is."""
         return int(np.count_nonzero(self._is_near))
 
+    @property
+    def noise_near(self) -> float:
+        """Noise variance of the function where the density is high."""
+        return float(np.median(self.points.noise[self._is_near]))
+
     def best(self, n: int) -> Floats:
         """The n points of the highest density, both in the coordinates of the base: (n, d)."""
         return np.asarray(self._w[np.argsort(-self._y, kind="stable")[:n]])
@@ -244,7 +255,7 @@ class Surface:
         z, y, d = self._data.z, self._y, self._data.z.shape[1]
         if len(z) < 2:
             return 0.0
-        squares = squared_distances(z[y >= y.max() - d - 3], z)
+        squares = squared_distances(z[y >= self._squash.top - d - 3], z)
         to_nearest = np.partition(squares, 1, axis=1)[:, 1]  # the very nearest is the point itself
         return float(np.sqrt(np.quantile(to_nearest, _HIGH_QUANTILE)))
 

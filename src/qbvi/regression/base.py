@@ -26,7 +26,7 @@ from qbvi.regression.store import Store
 from qbvi.regression.surrogate import Variances
 from qbvi.stopping import GapBelow, Rule
 
-__all__ = ["Answer", "Move", "RegressionMethod", "finite_or_zero"]
+__all__ = ["Answer", "Move", "RegressionMethod", "finite_or_zero", "is_returned"]
 
 Floats = NDArray[np.float64]
 _LARGEST = 1e6  # of a tolerance or a scale; more is a slip
@@ -149,7 +149,7 @@ class RegressionMethod(Algorithm):
     def repeated_draws(self, state: RegressionState, n: int) -> int:
         """A part of them if the function has much noise, and does not return it."""
         rule = self.rules.noise
-        is_worth = not _is_returned(state) and math.sqrt(state.most_noise) > rule.little
+        is_worth = not is_returned(state) and math.sqrt(state.most_noise) > rule.little
         return n // rule.fresh if is_worth else 0
 
     def noise_at(
@@ -157,7 +157,7 @@ class RegressionMethod(Algorithm):
     ) -> Noise:
         """The law that all points imply which were evaluated twice."""
         rule, repeats = self.rules.noise, state.repeats
-        if not state.noise or _is_returned(state):
+        if not state.noise or is_returned(state):
             return NO_NOISE
         if again is not None:
             repeats = (repeats or Repeats.none(family.dim)).add(again.theta, again.first, again.second, rule)
@@ -167,6 +167,15 @@ class RegressionMethod(Algorithm):
         law = law_around(family, reference, repeats, rule)
         squares = np.sum(family.coordinates(reference, theta) ** 2, axis=1)
         return Noise(law.at(squares), rule.relative_error(self._n_near(family, q, repeats)))
+
+    def measuring(self, family: Any, state: RegressionState, q: Array, again: Twice) -> RegressionState:
+        """The state around q that knows further points which were evaluated twice."""
+        repeats = state.repeats or Repeats.none(family.dim)
+        repeats = repeats.add(again.theta, again.first, again.second, self.rules.noise)
+        state = state._replace(q=q, repeats=repeats)
+        noise = self._noise_now(family, state, np.zeros(1))
+        state = state._replace(noise=noise, most_noise=self._noise_limit(family, state, noise))
+        return self._with_finest(family, state)
 
     def init(self, family: Any, q: Array) -> RegressionState:
         """State before the first iteration."""
@@ -237,7 +246,7 @@ class RegressionMethod(Algorithm):
             return narrower, nothing_learnt(h)
         state, answer = self._judged(family, state, answer, is_too_wide=narrower is not None)
         move, gap = self._move(family, state, answer)
-        state = state._replace(finest=self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol))
+        state = self._with_finest(family, state)
         if self.tolerance(state) < gap < math.inf:
             state = state._replace(most=self.rules.effort.more(state.most, len(state.store.y)))
         info = Info(answer.bound, h[np.isfinite(h)], gap, answer.gradient_norm, move.share, True, False)
@@ -303,6 +312,11 @@ class RegressionMethod(Algorithm):
         store = state.store.add(family, family.defensive(state.q), theta, y, known)
         return state._replace(store=store), family.residual(state.q, theta, y)
 
+    def _with_finest(self, family: Family, state: RegressionState) -> RegressionState:
+        """The state with the nats that its noise leaves."""
+        finest = self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol)
+        return state._replace(finest=finest)
+
     def _n_repeated(self, family: Family, state: RegressionState) -> int:
         """Points of the next batch to evaluate twice.
 
@@ -315,7 +329,7 @@ class RegressionMethod(Algorithm):
         rule = self.rules.noise
         if state.noise is None:
             return rule.repeated
-        if not state.noise or _is_returned(state) or state.last_step is None:
+        if not state.noise or is_returned(state) or state.last_step is None:
             return 0
         is_settling = state.last_step.kl < self.rules.gap.settled_kl
         if not (is_settling or state.misfit <= rule.least_misfit):
@@ -401,7 +415,7 @@ class RegressionMethod(Algorithm):
         )
 
 
-def _is_returned(state: RegressionState) -> bool:
+def is_returned(state: RegressionState) -> bool:
     """Whether the function returns the standard deviation of its noise."""
     return len(state.store.noise) > 0 and bool(state.store.noise[-1] > 0)
 

@@ -13,12 +13,13 @@ from qbvi.arrays import Array
 from qbvi.families.base import Family, GaussianFamily
 from qbvi.model import Model
 from qbvi.protocol import Info, Values
-from qbvi.regression.base import Answer, Move, RegressionMethod, finite_or_zero
+from qbvi.regression.base import Answer, Move, RegressionMethod, finite_or_zero, is_returned
 from qbvi.regression.correction import LeftOutDraws, corrected
 from qbvi.regression.ladder import Ladder
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, longest_by_bisection, repeated_share
 from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
+from qbvi.regression.ridge import Ridge
 from qbvi.regression.rules import TrustRegion, secant_share
 from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
@@ -117,6 +118,8 @@ class Regression(RegressionMethod):
 
     def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q or, during a search for a start, the points of the search."""
+        if state.ridge is not None:
+            return self._ridge(family.dim).ask(family, state.ridge, rng)
         if state.width is not None and not state.width.is_over:
             return state.width.ask(self.rules.width)
         if state.ladder is not None and not state.ladder.is_over:
@@ -129,6 +132,8 @@ class Regression(RegressionMethod):
         self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
         """Make one iteration, or one round of a search for a better start."""
+        if state.ridge is not None:
+            return self._ridged(family, eta, state, theta, values)
         if state.width is not None and not state.width.is_over:
             return self._widths(family, state, finite_or_zero(values)), _searching(state)
         if state.ladder is not None and not state.ladder.is_over:
@@ -139,10 +144,44 @@ class Regression(RegressionMethod):
             state, info = super().tell(family, eta, state, theta, values)
             if width is not None and not state.noise:
                 return state._replace(width=width), info
-            return self._climbing(family, self._looking(state, float(info.gap)), info.h), info
+            state = self._climbing(family, self._looking(state, float(info.gap)), info.h)
+            return self._handed_over(family, state, float(info.gap)), info
         path = Path(np.asarray(family.mean(state.q)), float(np.max(state.store.y)))
         state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
         return self._restarted(family, state, self.prior), _searching(state)
+
+    def _ridge(self, d: int) -> Ridge:
+        """The method for more points than one regression can hold.
+
+        Evaluations count here, not calls, so a batch is half of what `Ridge` has by itself.
+        """
+        ridge = Ridge(tol=self.tol, n_fresh=self.n_fresh, rules=self.rules)
+        return replace(ridge, n_samples=max(ridge.n_draws(d) // 2, ridge.ridge_rules.fewest_draws // 2))
+
+    def _handed_over(self, family: GaussianFamily, state: RegressionState, gap: float) -> RegressionState:
+        """Go on by ridge regression if the coefficients need more points than can be factored.
+
+        Not if few of the parameters seem to interact: then few points are enough. Nor if the noise
+        of the function has to be measured, which `Ridge` does not do.
+        """
+        n, d, last = len(state.store.y), family.dim, state.last_step
+        if last is None or not self.rules.effort.is_too_many(n, d, float(last.kl)):
+            return state
+        is_full = family.n_quadratic == family.dim * (family.dim + 1) // 2
+        is_over = gap < self.tolerance(state) or self.is_exploring(state) or (state.noise and not is_returned(state))
+        if not is_full or is_over or state.finding.structure is not None or self.n_samples is not None:
+            return state
+        return state._replace(ridge=self._ridge(d).starting(family, state.q, state.store))
+
+    def _ridged(
+        self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
+    ) -> tuple[RegressionState, Info]:
+        """One iteration of the ridge regression."""
+        assert state.ridge is not None
+        ridge, info = self._ridge(family.dim).tell(family, eta, state.ridge, theta, values)
+        noise = np.asarray(values.noise_sd) ** 2
+        store = state.store.add(family, state.q, np.asarray(theta), finite_or_zero(values), noise)
+        return state._replace(q=ridge.q, ridge=ridge, store=store, last_step=ridge.last_step), info
 
     def _width(self, family: GaussianFamily, state: RegressionState, theta: Floats, y: Floats) -> Width | None:
         """A search for the width of the start, if it sees no slope where the prior is flat."""
@@ -234,6 +273,7 @@ class Regression(RegressionMethod):
             n_effective=0.0,
             n_before=len(state.store.past),
             finding=Finding(),
+            ridge=None,
         )
 
     def _moved(self, state: RegressionState, answer: Answer, move: Move) -> RegressionState:
@@ -293,13 +333,14 @@ class Regression(RegressionMethod):
         """One step or, near the optimum and in many dimensions, several on the same points.
 
         Each step costs a regression, but no evaluations. So the method steps again as long as steps
-        are worth more than the errors of the regression.
+        are worth more than the errors of the regression, and than nats that nobody misses.
         """
         found = self._step(family, state, answer)
         move, gap, origin = found.move, found.gap, state.q
         patient = replace(self, rules=replace(self.rules, search=self.rules.search.resting()))
+        least = self.rules.gap.negligible * self.tolerance(state)
         for _ in range(self.rules.gap.further_steps(family.dim)):
-            if math.isinf(gap) or found.ahead <= found.error:
+            if math.isinf(gap) or found.ahead <= max(found.error, least):
                 break
             state = self._moved(state, answer, found.move)
             answer = patient._answer(family, state)

@@ -21,6 +21,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qbvi.arguments import instance_of
 from qbvi.arrays import Array, array_namespace, device
 from qbvi.families.base import Family, GaussianFamily
@@ -29,6 +31,7 @@ from qbvi.regression.compiled import CompiledRegression, Trusted
 from qbvi.regression.krylov import Quadratic, Weighted, krylov
 from qbvi.regression.line import Gradient, NaturalLine, WhitenedStep, repeated_share
 from qbvi.regression.rules import LastStep, secant_share
+from qbvi.regression.store import Store
 from qbvi.stopping import GapBelow, Rule
 
 __all__ = ["Ridge", "RidgeRules"]
@@ -159,7 +162,7 @@ class Ridge(CompiledRegression):
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends: 200 iterations."""
-        return self.ridge_rules.iterations * self._draws(d)
+        return self.ridge_rules.iterations * self.n_draws(d)
 
     def init(self, family: GaussianFamily, q: Array) -> RidgeState:
         """State before the first iteration."""
@@ -171,9 +174,19 @@ class Ridge(CompiledRegression):
         peak = family.log_peak(q)
         return RidgeState(q, zero, theta, nothing - math.inf, nothing, nothing, radius, _no_step(q), peak, peak)
 
+    def starting(self, family: GaussianFamily, q: Array, store: Store) -> RidgeState:
+        """State before the first iteration at q, which remembers the newest points of a store."""
+        state = self.init(family, q)
+        for batch in store.past:
+            rows = slice(batch.start, batch.stop)
+            y, noise = store.y[rows], store.noise[rows] ** 0.5
+            log_q = family.log_prob(batch.q, store.theta[rows])
+            state = _remember(state, store.theta[rows], Values(y, y, np.isfinite(y), noise), log_q)
+        return state
+
     def ask(self, family: GaussianFamily, state: RidgeState, rng: Any) -> Array:
         """Draw mirror pairs from q; the two draws of a pair are next to each other."""
-        n, d = self._draws(family.dim), family.dim
+        n, d = self.n_draws(family.dim), family.dim
         half = rng.standard_normal((n // 2, d))
         xp = array_namespace(state.q)
         half = xp.asarray(half, dtype=state.q.dtype, device=device(state.q))
@@ -201,7 +214,8 @@ class Ridge(CompiledRegression):
             q=after, t=state.t + 1, radius=radius, last_step=last, peak=after_peak, last_peak=peak
         ), info
 
-    def _draws(self, d: int) -> int:
+    def n_draws(self, d: int) -> int:
+        """Draws of one iteration in d dimensions."""
         if self.n_samples is not None:
             return self.n_samples
         rule, k = self.ridge_rules, d * (d + 3) / 2
@@ -210,7 +224,7 @@ class Ridge(CompiledRegression):
 
     def _memory(self, d: int) -> int:
         """Draws to remember: a whole number of batches."""
-        rule, k, n = self.ridge_rules, d * (d + 3) // 2, self._draws(d)
+        rule, k, n = self.ridge_rules, d * (d + 3) // 2, self.n_draws(d)
         most = max(rule.most_remembered, rule.least_remembered * k)
         wanted = self.n_remembered or max(rule.fewest_remembered, min(rule.remembered * k, most))
         return n * max(1, math.ceil(wanted / n))

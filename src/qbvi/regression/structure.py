@@ -193,30 +193,34 @@ def local_kernels(hubs: Floats, others: Floats) -> LocalKernels:
     >>> bool(np.allclose(kernel, features @ features.T / 4))
     True
     """
-    k, n_others = hubs.shape[1], others.shape[1]
-    H, S = _hub_sums(hubs), _one_by_one(others)
-    third = H[3] + H[2] * S[1] + H[1] * S[2] + S[3]
-    fourth = H[4] + H[3] * S[1] + H[2] * S[2] + H[1] * S[3] + S[4]
-    return LocalKernels(third / _n_local(k, n_others, 3), fourth / _n_local(k, n_others, 4))
+    n, k, n_others = len(hubs), hubs.shape[1], others.shape[1]
+    third, fourth = np.empty((n, n)), np.empty((n, n))
+    scaled = _polynomials(others)
+    # By blocks of rows, as ten sums are needed at a time.
+    for part in np.array_split(np.arange(n), max(1, n // _ROWS)):
+        rows = slice(part[0], part[-1] + 1)
+        H, S = _hub_sums(hubs[rows], hubs), [x[rows] @ x.T for x in scaled]
+        third[rows] = (H[3] + H[2] * S[1] + H[1] * S[2] + S[3]) / _n_local(k, n_others, 3)
+        fourth[rows] = (H[4] + H[3] * S[1] + H[2] * S[2] + H[1] * S[3] + S[4]) / _n_local(k, n_others, 4)
+    return LocalKernels(third, fourth)
 
 
-def _hub_sums(z: Floats) -> list[Floats]:
-    """Sums of ``he_a(x) he_a(y)`` over all polynomials of degree zero to four (n, n)."""
-    k, square = z.shape[1], np.sum(z**2, axis=1)
-    g = z @ z.T
-    s = k - square[:, None] - square
+def _hub_sums(x: Floats, y: Floats) -> list[Floats]:
+    """Sums of ``he_a(x) he_a(y)`` over all polynomials of degree zero to four (m, n)."""
+    k, squares = x.shape[1], (np.sum(x**2, axis=1), np.sum(y**2, axis=1))
+    g = x @ y.T
+    s = k - squares[0][:, None] - squares[1]
     second = 0.5 * (g**2 + s)
     third = g * (g**2 + 3 * s + 6) / 6
     fourth = (g**2 * (g**2 + 6 * s + 24) + 3 * (s * (s + 4) - 2 * k)) / 24
     return [np.ones_like(g), g, second, third, fourth]
 
 
-def _one_by_one(z: Floats) -> list[Floats]:
-    """Sums of ``he_m(x_l) he_m(y_l)`` over coordinates l, for the degrees zero to four (n, n)."""
+def _polynomials(z: Floats) -> list[Floats]:
+    """Orthonormal Hermite polynomials of each coordinate, of the degrees zero to four (n, d)."""
     square = z**2
     second, third, fourth = square - 1, z * (square - 3), square * (square - 6) + 3
-    scaled = [np.ones_like(z), z, second / math.sqrt(2), third / math.sqrt(6), fourth / math.sqrt(24)]
-    return [x @ x.T for x in scaled]
+    return [np.ones_like(z), z, second / math.sqrt(2), third / math.sqrt(6), fourth / math.sqrt(24)]
 
 
 def _n_local(k: int, n_others: int, degree: int) -> int:

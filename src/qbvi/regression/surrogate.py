@@ -159,9 +159,10 @@ class HermiteRegression:
 
     def search(self, start: Variances, plan: SearchPlan) -> Variances:
         """Variances that best predict left-out pairs, by a pattern search over their logarithms."""
-        starts = [self._logarithms(x) for x in (start, *(self._rules.corners if plan.restart else ()))]
         if not plan.tries:
-            return _variances(starts[0])
+            return _variances(self._logarithms(start))
+        corners = self._rules.starts(*self.points.z.shape, restart=plan.restart)
+        starts = [self._logarithms(x) for x in (start, *corners)]
         tries = _Tries(self._badness, starts, plan.tries, self._rules.improvement)
         strides, first = self._rules.strides, plan.turn % 3
         while tries.left > 0 and max(strides) > self._rules.finest:
