@@ -1,8 +1,6 @@
 """``python -m qbvi``: the command ``qbvi``."""
 
-import sys
-
-from qbvi.cli import main
+from qbvi.cli import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from qbvi.cli import compare, fit, predict, report, reproduce, serve, show
 from qbvi.cli.options import Parser
 from qbvi.cli.streams import complain, flush_output, silence
 
-__all__ = ["main"]
+__all__ = ["command", "main"]
 
 _COMMANDS = (fit, predict, show, compare, report, serve, reproduce)
 _INTERRUPTED = 130  # the exit status of a shell's command that Ctrl-C ended
@@ -33,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"qbvi {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_to(commands)
+    for each in _COMMANDS:
+        each.add_to(commands)
     args = parser.parse_args(argv)
     try:
         status: int = args.run(args)
@@ -47,3 +48,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence(sys.stdout)
         return 1
     return status
+
+
+def command() -> None:
+    """Run one command as the whole of a process, and end the process with its status."""
+    try:
+        status = main()
+    except KeyboardInterrupt:  # a second one, while the first was reported
+        status = _INTERRUPTED
+    # All is said and saved: from here on a signal ends the process, and no error comes from the end
+    # of Python itself.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)

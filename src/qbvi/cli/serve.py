@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import contextlib
 import json
@@ -227,7 +228,9 @@ class _Inbox:
 
     def open(self) -> None:
         """Begin to read."""
-        threading.Thread(target=self._read, daemon=True).start()
+        # `threading.Thread.start` waits on a lock written in Python, where a second signal raises
+        # an error that is no interruption. This does not wait, and what it starts is a daemon.
+        _thread.start_new_thread(self._read, ())
 
     def allow(self, n: int) -> None:
         """Let at least n messages wait."""
