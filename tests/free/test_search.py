@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 
 import qbvi
 from qbvi.families import Gaussian
+from qbvi.free.climb import Climb
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search
 from qbvi.free.survey import Survey
@@ -203,6 +204,21 @@ def test_a_noisy_function_is_not_explored_or_climbed():
     state = SEARCH._aimed(FAMILY, noisy)
     assert not state.survey.n_exploring
     assert SEARCH._aimed(FAMILY, noisy._replace(path=noisy.path._replace(noise=0.0))).survey.n_exploring
+
+
+def test_noise_that_shows_during_a_climb_ends_it():
+    at = np.array([[5.0, 5.0]])
+    climb = Climb.begin(at, np.array([-40.0]), np.full((1, 2), 0.1), np.ones(2))
+    climbing = begun(mode(0.0))._replace(survey=surveyed(), climb=climb)
+    state = SEARCH.unsurveyed(climbing)
+    assert state.is_over  # with the mode it has
+    first = SEARCH.unsurveyed(climbing._replace(modes=()))
+    assert not first.is_over  # but not without one
+    theta, expected = (
+        part.ask(FAMILY, at, np.random.default_rng(1))
+        for part, at in ((SEARCH, first), (SEARCH._path(first), first.path))
+    )
+    assert_allclose(theta, expected)  # the points of the path, not of the climb
 
 
 def test_a_valley_is_a_reason_to_explore_again():

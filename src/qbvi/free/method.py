@@ -303,7 +303,7 @@ class Free(Algorithm):
             return self._round(family, state, np.asarray(theta), y)
         search, info = self._search.tell(family, eta, state.search, theta, values)
         if self._is_noisy(search):  # lines and climbs would follow the noise
-            search = search._replace(survey=None)
+            search = self._search.unsurveyed(search)
         state = state._replace(q=np.asarray(search.path.q), search=search)
         if self.needs_structure:
             state = self._with_structure(family, state) if search.is_over else state

@@ -187,6 +187,11 @@ class Search:
         path = self.method.restarted(family, state.path, start)
         return state._replace(path=path, modes=(), is_over=False, n_path=0, n_further=state.n_further + 1)
 
+    def unsurveyed(self, state: SearchState) -> SearchState:
+        """The search that goes on without a survey: to a first mode, and no further."""
+        is_over = state.is_over or bool(state.modes)
+        return state._replace(survey=None, climb=None, trials=(), is_over=is_over)
+
     def is_full(self, state: SearchState) -> bool:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
