@@ -178,11 +178,12 @@ def test_a_hierarchical_model_has_its_evidence_and_its_scale():
     sd = math.sqrt(weights @ (log_tau - exact) ** 2)
     assert fit.converged
     assert abs(fit.evidence - evidence) < 0.1
-    draws = np.log(fit.sample(4000, seed=1)["tau"])
-    # A tenth of a standard deviation is six standard errors of 4,000 draws. The scale's lower tail
-    # is where next to nothing is learnt: the posterior may be a little short there.
+    draws = np.sort(np.log(fit.sample(4000, seed=1)["tau"]))
+    apart = np.interp(draws, log_tau, np.cumsum(weights)) - np.arange(len(draws)) / len(draws)
+    # With 0.05 nats missing, probabilities may be off by the root of half of that (Pinsker); 4,000
+    # draws add three standard errors. Most is missing in the lower tail of the scale.
+    assert np.max(np.abs(apart)) < math.sqrt(0.05 / 2) + 1.5 / math.sqrt(len(draws))
     assert abs(draws.mean() - exact) < 0.15 * sd
-    assert abs(draws.std() / sd - 1) < 0.2
 
 
 def test_the_best_points_are_those_of_the_density_in_the_new_coordinates():
