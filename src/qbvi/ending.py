@@ -33,6 +33,14 @@ class StopKind(Enum):
     EVALUATIONS = "evaluations", False, "the {budget} of {evaluations:,} evaluations was spent before the fit settled"
     SECONDS = "seconds", False, "the time limit of {seconds:g} seconds was reached before the fit settled"
     GAVE_UP = "gave-up", False, "{sentence}"
+    FULL = (
+        "full",
+        False,
+        (
+            "the surrogate has as many points as it can have, {points:,}, and {rounds} rounds of further ones have not "
+            "improved it: fit.missing says what it misses; fit.mcmc goes on from here with an exact sampler"
+        ),
+    )
     CALLBACK = "callback", False, "stopped by the callback"
     INTERRUPTED = "interrupted", False, "interrupted ({by}) before the fit settled"
     INTERRUPTED_AT_END = "interrupted-at-end", False, "{so_far}, but interrupted ({by}) during the last draws"

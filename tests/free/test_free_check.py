@@ -66,3 +66,19 @@ def test_draws_from_where_mass_may_be_show_how_much_is_there():
     assert_allclose(full.beyond, math.log(2))
     assert Shown.by((right,)).beyond == math.inf
     assert Shown.by((right._replace(hoped=np.full(4, -np.inf)),)).beyond == math.inf
+
+
+def test_mass_that_draws_show_beyond_the_claimed_one_counts_if_errors_do_not_explain_it():
+    rng = np.random.default_rng(1)
+    right = Check(np.zeros(400), -3.0, error=0.0, change=0.0, hope=math.log(2))
+    level = -3.0 + math.log(2)
+    found = np.where(rng.random(400) < 0.75, level, -np.inf)  # half as much again as is claimed
+    shown = Shown.by((right._replace(hoped=found),))
+    assert_allclose(shown.least_beyond, math.log(1.5), atol=5 * shown.beyond_se)
+    # Two in three of the posteriors in which nothing is beyond are within one standard error.
+    none = [
+        Shown.by((right._replace(hoped=np.where(rng.random(400) < 0.5, level, -np.inf)),)).least_beyond
+        for _ in range(300)
+    ]
+    assert np.mean(np.array(none) > 0) < 0.16 + 3 * math.sqrt(0.16 * 0.84 / 300)
+    assert Shown.by((right,)).least_beyond == 0.0  # not measured

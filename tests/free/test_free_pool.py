@@ -165,3 +165,17 @@ def left_with(added, surface, pool):
     noise = (1e-4 + 1e-6 * surface.process.variance) * np.eye(n)
     left = C[n:, n:] - C[n:, :n] @ np.linalg.solve(C[:n, :n] + noise, C[:n, n:])
     return weights @ np.diagonal(left)
+
+
+def test_draws_from_the_possible_density_are_as_many_as_their_weights_say(pool):
+    everywhere = np.ones(len(pool.u), dtype=bool)
+    drawn = pool.possible(np.random.default_rng(1), 40, everywhere)
+    assert drawn.counts.sum() == 40
+    assert len(drawn.u) == len(drawn.counts)
+    assert_allclose(drawn.log_z, pool.log_integral(pool.high))
+    heavy = int(np.argmax(pool.hopeful))
+    one = pool.possible(np.random.default_rng(1), 40, everywhere & (np.arange(len(pool.u)) == heavy))
+    assert_allclose(one.u, pool.u[[heavy]])
+    assert one.counts.tolist() == [40]
+    assert one.log_z_error > 0.9  # one effective draw
+    assert drawn.log_z_error < 0.1

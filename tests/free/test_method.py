@@ -12,6 +12,7 @@ from qbvi.families import Gaussian
 from qbvi.free.check import Check, Shown
 from qbvi.free.density import FreeDensity
 from qbvi.free.method import Confirmed
+from qbvi.free.rules import FreeRules, Rounds
 from qbvi.noise import Noise
 from sweeps import sweep
 
@@ -397,6 +398,47 @@ def test_many_draws_outweigh_what_the_surrogates_expect(n, is_settled):
     for contrary in ({"change": 0.1}, {"hoped": empty + 0.2}):
         other = check._replace(**contrary)
         assert not method._gap(_judged(state, [other] * 3, best=other)) < method.tol
+
+
+def test_mass_that_draws_find_counts_though_the_surrogate_does_not_expect_it():
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    found = np.where(np.arange(400) % 5 == 0, -np.inf, math.log(1.25)) - 3.0
+    for beyond, is_settled in [(0.0, True), (0.2, False)]:
+        check = _check(np.zeros(400), -3.0)._replace(hoped=found + beyond)
+        assert (method._gap(_judged(state, [check] * 3, best=check)) < method.tol) == is_settled
+
+
+def test_of_full_surrogates_the_one_with_the_best_bound_is_kept_and_the_fit_ends():
+    family = Gaussian(2)
+    state = _state_in_rounds(qbvi.Free(), family)
+    n = state.current.density.surface(state.current.member).n_near
+    method = qbvi.Free(rules=FreeRules(rounds=Rounds(most_points=n)))
+    state = state._replace(best=Confirmed(state.current, _check(np.zeros(8), 0.0), 0.0, 0.1), n_stuck=3)
+    full = state.current._replace(rows=np.arange(n))
+    worse = Confirmed(full, _check(np.zeros(8), 0.0), -0.05, 0.1)
+    assert not method._is_full(state, state.current._replace(rows=np.arange(n - 1)))
+    after = method._compared(state, worse)
+    assert after.best is state.best
+    assert after.n_stuck == 4
+    # One that is not full has more points than the one before, and its bound may be lower by the errors.
+    growing = worse._replace(current=full._replace(rows=np.arange(n - 1)))
+    after = method._compared(state, growing)
+    assert after.best is growing
+    assert after.n_stuck == 0
+    better = worse._replace(bound=1.0)
+    after = method._compared(state, better)
+    assert after.best is better
+    assert after.n_stuck == 0
+
+
+def test_a_surrogate_that_is_full_and_does_not_improve_ends_the_fit():
+    rules = FreeRules(rounds=Rounds(most_points=24, stuck=3))
+    fit = qbvi.fit(banana, WIDE, method=qbvi.Free(tol=1e-4, rules=rules), seed=2, max_evals=3000)
+    assert fit.stop_kind is qbvi.ending.StopKind.FULL
+    assert not fit.converged
+    assert fit.n_evals < 1000
+    assert "as many points as it can have, 24, and 3 rounds" in fit.stop_reason
 
 
 def test_rounds_that_are_worse_than_the_gaussian_of_the_search_give_that_gaussian():

@@ -40,6 +40,7 @@ class Check(NamedTuple):
     noise: Noise = NO_NOISE  # of the function at the draws
     # (k,) log joint minus the possible density, normalised, at draws from that density
     hoped: Floats = np.empty(0)
+    hoped_error: float = 0.0  # standard error of the log of that density's integral
 
 
 class Shown(NamedTuple):
@@ -87,6 +88,7 @@ class Shown(NamedTuple):
             return cls(h, n, lost, -math.inf, math.inf, lost, math.inf, False)
         figures = variance.figures(h)
         beyond, beyond_se = _beyond(np.concatenate([check.hoped for check in checks]), figures)
+        beyond_se = math.hypot(beyond_se, max(check.hoped_error for check in checks))
         return cls(
             h=h,
             n=n,
@@ -104,6 +106,11 @@ class Shown(NamedTuple):
     def n_finite(self) -> int:
         """Draws with a finite log joint."""
         return len(self.h)
+
+    @property
+    def least_beyond(self) -> float:
+        """Nats that draws from the possible density show at least to be beyond the claimed one."""
+        return self.beyond - self.beyond_se if math.isfinite(self.beyond) else 0.0
 
     @property
     def bound(self) -> float:

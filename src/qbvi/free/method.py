@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from qbvi.arguments import positive_number
 from qbvi.arrays import Array
 from qbvi.diagnostics import failures_depend_on_place
+from qbvi.ending import Stop, StopKind
 from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
 from qbvi.free.base import Base
@@ -46,7 +47,7 @@ from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Twice, Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.rules import Weighting
-from qbvi.stopping import MissingBelow, Rule
+from qbvi.stopping import History, MissingBelow, Rule
 
 __all__ = ["Free", "FreeState"]
 
@@ -62,8 +63,10 @@ class Exploring(NamedTuple):
     """The points of a round that extend the posterior."""
 
     points: Floats  # (n, d) chosen where it may miss mass
-    n_drawn: int = 0  # of these, the first ones, which are draws from where mass may be ...
-    log_z: float = 0.0  # ... and the log of the integral of that density
+    # Of these, the first ones are draws from where mass may be, each there so many times (k,) ...
+    counts: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    log_z: float = 0.0  # ... and the log of the integral of that density, ...
+    log_z_error: float = 0.0  # ... with its standard error
 
 
 class Current(NamedTuple):
@@ -84,6 +87,18 @@ class Current(NamedTuple):
     n_points: int  # ... among so many
     n_searched: int  # points when the kernel was last searched for ...
     n_warped: int  # ... and when the search was for coordinates too
+
+
+@dataclass(frozen=True)
+class Full(Rule):
+    """Stop because further points do not improve a surrogate that has as many as it can have."""
+
+    points: int
+    rounds: int
+
+    def __call__(self, history: History) -> Stop:
+        """Whatever the history."""
+        return Stop.of(StopKind.FULL, points=self.points, rounds=self.rounds)
 
 
 class Confirmed(NamedTuple):
@@ -107,6 +122,7 @@ class FreeState(NamedTuple):
     checks: tuple[Check, ...]
     best: Confirmed | None = None
     n_tried: int = 0  # points when a structure was last searched for in vain
+    n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
 
 
 @dataclass(frozen=True)
@@ -168,7 +184,9 @@ class Free(Algorithm):
         """With noise, a larger tolerance. As the first part, as long as a structure is needed."""
         if self._is_first_alone(state):
             return self.first.stop_at(state.search.path)
-        return (MissingBelow(self._tolerance(state)),)
+        rules = self.rules.rounds
+        full = (Full(rules.most_points, rules.stuck),) if state.n_stuck >= rules.stuck else ()
+        return (MissingBelow(self._tolerance(state)), *full)
 
     @property
     def window(self) -> int:
@@ -463,18 +481,16 @@ class Free(Algorithm):
             twice = Twice(theta[:again], y[:again], y[-again:])
             path = self.first.measuring(family, state.search.path, state.q, twice)
             state = state._replace(search=state.search._replace(path=path))
-        m = n + current.exploring.n_drawn
+        m = n + len(current.exploring.counts)
         seen = current.density.surface(current.member)(theta[:m])
         doubts = current.error, current.change, current.hope, current.log_z_error
-        hoped = y[n:m] - seen.high[n:] + current.exploring.log_z
-        check = Check(y[:n] - seen.low[:n], log_z, *doubts, self._noise_at_draws(state, theta[:n]), hoped)
+        hoped = np.repeat(y[n:m] - seen.high[n:] + current.exploring.log_z, current.exploring.counts)
+        noise, error = self._noise_at_draws(state, theta[:n]), current.exploring.log_z_error
+        check = Check(y[:n] - seen.low[:n], log_z, *doubts, noise, hoped, error)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         shown = Shown.by((check,))
-        # If errors explain that a later bound is lower, its surrogate is still the better one.
         bound, se = shown.bound, math.hypot(shown.bound_se, check.log_z_error)
-        is_best = state.best is None or bound + math.hypot(se, state.best.bound_se) >= state.best.bound
-        if is_best and not self._is_void(state, check):
-            state = state._replace(best=Confirmed(current, check, bound, se))
+        state = self._compared(state, Confirmed(current, check, bound, se))
         is_lost = self._is_void(state, check) or self._is_lost(state, shown)
         state = self._continued(family, state, (theta, y), is_lost=is_lost)
         gap = self._gap(state)
@@ -482,6 +498,29 @@ class Free(Algorithm):
             state = state._replace(best=Confirmed(state.current, check, bound, se))
         bound = bound if shown.n_finite else math.nan
         return state, Info(np.float64(bound), shown.h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
+        """The state that knows the best round, and how many were no better than those before.
+
+        If errors explain that the newest bound is lower, its surrogate is still the better one: it
+        has more points. A full one has not, so the bound decides, less its error.
+        """
+        if self._is_void(state, newest.check):
+            return state
+        best = state.best
+        if best is None:
+            return state._replace(best=newest)
+        lead, error = newest.bound - best.bound, math.hypot(newest.bound_se, best.bound_se)
+        is_full = self._is_full(state, newest.current)
+        least = newest.bound_se - best.bound_se if is_full else -error
+        n_stuck = state.n_stuck + 1 if is_full and lead <= error else 0
+        return state._replace(best=newest if lead >= least else best, n_stuck=n_stuck)
+
+    def _is_full(self, state: FreeState, current: Current) -> bool:
+        """Whether new points take the place of others that matter as much."""
+        rule = self.rules.rounds
+        is_cut = len(current.rows) >= rule.most_points and not state.search.path.noise
+        return is_cut and current.density.surface(current.member).n_near > rule.full * rule.most_points
 
     def _continued(self, family: Any, state: FreeState, newest: tuple[Floats, Floats], *, is_lost: bool) -> FreeState:
         """The state with the next surrogate, after the ``newest`` points and their log joints.
@@ -536,7 +575,10 @@ class Free(Algorithm):
         shown = Shown.by(checks)
         shares = self._confirmed_shares(checks, shown)
         doubts = [*(self._doubt(check, *shares) for check in checks), self._doubt(state.current, *shares)]
-        return max(shown.missing - shown.missing_se * shown.is_noisy, *doubts[-n:])
+        missing = max(shown.missing - shown.missing_se * shown.is_noisy, shown.least_beyond)
+        is_known = shown.n_finite >= self.rules.rounds.confirming and not shown.is_noisy
+        error = self._evidence(state.current, shown)[1] if is_known else 0.0
+        return max(missing, error, *doubts[-n:])
 
     def _is_scattered(self, current: Current) -> bool:
         """Whether importance sampling in many dimensions tells too little of the surrogate."""
@@ -637,9 +679,9 @@ class Free(Algorithm):
         is_measurable = not self.cells and surface.border is None and makes_sense.any() and not state.search.path.noise
         if n < rule.measured or not is_near_the_end or not is_measurable:
             return Exploring(most_informative(surface, pool, n, rule.pool, makes_sense))
-        draws, log_z = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
-        others = most_informative(surface, pool, n - len(draws), rule.pool, makes_sense)
-        return Exploring(np.concatenate([draws, others]), len(draws), log_z)
+        drawn = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
+        others = most_informative(surface, pool, n - len(drawn.u), rule.pool, makes_sense)
+        return Exploring(np.concatenate([drawn.u, others]), *drawn[1:])
 
     def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
         """Which points (n, d) are not so far out that the function may never end there."""

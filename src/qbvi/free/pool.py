@@ -70,15 +70,14 @@ class Pool(NamedTuple):
         """Weights of the draws for the possible density, with sum one."""
         return _normalised(self.high - self.log_proposal)
 
-    def possible(self, rng: np.random.Generator, n: int, makes_sense: NDArray[np.bool_]) -> tuple[Floats, float]:
-        """Draws (n, d) from the possible density, and the log of its integral.
-
-        Both are restricted to where it ``makes_sense`` (m,) to evaluate the function.
-        """
+    def possible(self, rng: np.random.Generator, n: int, makes_sense: NDArray[np.bool_]) -> Possible:
+        """Draws from the possible density, restricted to where it ``makes_sense`` (m,) to call."""
         high = np.where(makes_sense, self.high, -np.inf)
         weights = _normalised(high - self.log_proposal)
-        rows = rng.choice(len(weights), size=min(n, int(np.count_nonzero(weights))), replace=False, p=weights)
-        return self.u[rows], self.log_integral(high)
+        rows, counts = np.unique(systematic(rng, weights, n), return_counts=True)
+        n_effective = 1 / float(np.sum(weights**2))
+        error = math.sqrt(max(1 / n_effective - 1 / len(weights), 0.0))
+        return Possible(self.u[rows], counts, self.log_integral(high), error)
 
     @property
     def n_effective(self) -> float:
@@ -102,6 +101,15 @@ class Pool(NamedTuple):
         # should count instead.
         ratio = np.clip(np.nan_to_num(ratio, nan=0.0), -_LARGEST, _LARGEST)
         return max(float(mine @ ratio), float(other @ -ratio))
+
+
+class Possible(NamedTuple):
+    """Draws from the possible density. One with a large weight is there several times."""
+
+    u: Floats  # (k, d)
+    counts: NDArray[np.int64]  # (k,)
+    log_z: float  # log of the integral of that density ...
+    log_z_error: float  # ... and its standard error
 
 
 def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:

@@ -128,6 +128,11 @@ class Rounds:
     agreed: int = 2  # last surrogates that must agree, and rounds that must have confirmed them
     pool: int = 600  # candidates among which the exploring points are chosen
     most_points: int = 1200  # of one surrogate: it costs their cube
+    # A surrogate is full if it has so many points, and this share of them where the density is
+    # high: new ones take the place of others that were as useful. The fit ends after so many rounds
+    # with a full one, none of which was better than the best by more than the errors of both.
+    full: float = 0.9
+    stuck: int = 8
     most_dimensions: int = 12  # beyond, no surrogate of the whole density pays, unless ...
     # ... it has a structure (`WarpSearch`). Then its integral must be known to within so many nats:
     # in many dimensions importance sampling may rest on a few draws.
@@ -138,7 +143,7 @@ class Rounds:
     # Checking draws of a round from which, if they miss no more than the tolerance, half of the
     # other points are drawn from where mass may be: they measure that mass, which the surrogate can
     # only expect. Of errors and mass that it expects, no more counts than so many draws confirm,
-    # and so many standard errors.
+    # and so many standard errors. So many draws must know the log evidence to within the tolerance.
     measured: int = 16
     confirming: int = 64
     errors: float = 2.0
