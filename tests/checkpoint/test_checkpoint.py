@@ -28,7 +28,6 @@ from qbvi.conversation import Snapshot
 from qbvi.regression.rules import Effort, Rules
 from qbvi.starts import starting_points
 from qbvi.stopping import Budget
-from sweeps import sweep
 
 PRIOR = qbvi.Normal(0, 2, shape=3)
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(6), n_fresh=30)
@@ -108,15 +107,13 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
     assert calls == whole.n_evals - paid
 
 
-@pytest.mark.parametrize("moments", sweep([4, 20], first=1))
 @pytest.mark.parametrize("method", ["regression", "qbvi", "mini-batches"])
-def test_killed_at_many_moments(tmp_path, method, moments):
+def test_killed_at_twenty_moments(tmp_path, method):
     script = Path(__file__).parents[1] / "helpers" / "killed.py"
-    command = [sys.executable, script, method, tmp_path, str(moments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, method, tmp_path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     came_out = json.loads(done.stdout)
-    assert came_out["kills"] == moments
+    assert came_out["kills"] == 20
     assert came_out["ended"]
     assert came_out["same"]
     assert len(set(came_out["n_evals"])) == 1

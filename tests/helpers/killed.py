@@ -1,4 +1,4 @@
-"""A fit that is killed with SIGKILL at many moments and resumed each time; run as a script, prints what came of it as JSON.
+"""A fit that is killed with SIGKILL at twenty moments and resumed each time; run as a script, prints what came of it as JSON.
 
 A script, and not part of a test, because it forks: that is quick and safe only in a process without threads.
 """
@@ -85,11 +85,11 @@ def reported(result):
     return [result.elbo, result.elbo_se, result.khat]
 
 
-def main(name, folder, moments):
+def main(name, folder):
     folder, options, rng = Path(folder), METHODS[name], np.random.default_rng(11)
     whole = fit(Logged(folder / "whole"), options)
     kills, last_lines = 0, []
-    for _ in range(int(moments) // 2):
+    for _ in range(10):
         for moment in ({"evaluations": int(rng.integers(0, 15))}, {"seconds": float(rng.uniform(0.002, 0.04))}):
             kills += not live(folder, options, **moment)
             if "seconds" in moment:

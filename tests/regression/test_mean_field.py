@@ -193,7 +193,7 @@ def test_linear_regression_reaches_the_mean_field_optimum(covariance, seed):
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sweep(range(10), first=1))
 def test_har_reaches_the_mean_field_optimum(covariance, seed):
     """Within 0.05 nats, and alpha and beta within 2 %, ten seeds of ten."""
     data = har()
@@ -271,7 +271,7 @@ def changepoint(rng, n=40):
     return f, {"a": qbvi.Gamma(2, 1), "b": qbvi.Gamma(2, 1), "t": qbvi.Categorical(np.full(n, 1 / n))}, (a, b, pi)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sweep(range(3), first=1))
 def test_a_change_point_with_three_factors(rng, seed):
     """The default tolerance leaves the parameters open by a percent or so; six other seeds stayed within 0.6 % and 0.015."""
     f, prior, (a, b, pi) = changepoint(rng)
