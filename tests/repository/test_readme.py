@@ -1,6 +1,7 @@
 """The README and the guide run word for word, one namespace each, as a reader would type them."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -12,9 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 README, GUIDE, MODELS = ROOT / "README.md", ROOT / "docs" / "guide.md", ROOT / "docs" / "models.md"
 FAMILIES, PREDICT = ROOT / "docs" / "families.md", ROOT / "docs" / "predict.md"
 SKLEARN = ROOT / "docs" / "from" / "scikit-learn.md"
-MOST_EVALUATIONS = (
-    350  # enough for every line to run, and for the first step of each; what the fits find is tested elsewhere
-)
+# Enough for every line to run, and for the first step of each fit; what the fits find is tested elsewhere.
+MOST_EVALUATIONS = {"qbvi": 350, "qbvi.models.base": 150}
 
 
 def blocks(path):
@@ -28,17 +28,17 @@ def run(path, namespace):
         exec(compile(block, path.name, "exec"), namespace)  # noqa: S102 - our own text
 
 
+def short(fit, most, *args, **options):
+    return fit(*args, **options | {"max_evals": min(options.get("max_evals", most), most)})
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
     mpl.use("Agg")
     monkeypatch.chdir(tmp_path)
     real = qbvi.fit
-
-    def short(*args, **options):  # the methods that need many more end early
-        return real(*args, **options | {"max_evals": min(options.get("max_evals", MOST_EVALUATIONS), MOST_EVALUATIONS)})
-
-    for module in ("qbvi", "qbvi.models.base"):
-        monkeypatch.setattr(f"{module}.fit", short)
+    for module, most in MOST_EVALUATIONS.items():
+        monkeypatch.setattr(f"{module}.fit", partial(short, real, most))
     for name in ("arviz", "emcee", "matplotlib", "pandas"):
         pytest.importorskip(name, reason=f"{name} is not installed")
     run(README, {})
@@ -55,8 +55,10 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_page_of_scikit_learn_runs():
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+def test_the_page_of_scikit_learn_runs(monkeypatch):
+    datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
+    X, y = datasets.load_breast_cancer(return_X_y=True, as_frame=True)
+    monkeypatch.setattr(datasets, "load_breast_cancer", lambda **_: (X.iloc[:, :6], y))  # the page fits it 27 times
     namespace = {}
     run(SKLEARN, namespace)
     assert namespace["sd"].shape == (2,)
