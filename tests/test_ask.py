@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+from functools import cache
 
 import numpy as np
 import pytest
@@ -30,6 +31,12 @@ Y = 1.5 + X + 0.7 * np.sin(40 * X)
 def density(point):
     residual = Y - point["beta"][0] - point["beta"][1] * X
     return float(-0.5 * np.sum(residual**2) / point["sigma"] ** 2 - len(X) * np.log(point["sigma"]))
+
+
+@cache
+def fitted():
+    """What `qbvi.fit` finds, to which several tests compare."""
+    return qbvi.fit(density, PRIOR, seed=5)
 
 
 def finish(opt, function=density):
@@ -137,7 +144,7 @@ def test_a_checkpoint_holds_what_was_told(tmp_path):
         wanted = opt.ask().ids
     with qbvi.Ask(PRIOR, seed=5, checkpoint=tmp_path / "run") as again:
         assert_array_equal(again.ask().ids, wanted)
-        assert_same(finish(again), qbvi.fit(density, PRIOR, seed=5))
+        assert_same(finish(again), fitted())
     with pytest.raises(qbvi.CheckpointError, match="what differs: prior"):
         qbvi.Ask({"beta": qbvi.Normal(0, 1)}, seed=5, checkpoint=tmp_path / "run")
 
@@ -185,7 +192,7 @@ def test_a_failed_value_is_asked_for_again_until_its_tries_are_used_up():
 
     opt = qbvi.Ask(PRIOR, seed=5, on_failure="retry")
     opt.tell(opt.ask()[:1], [np.nan])
-    assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5))
+    assert_same(finish(opt), fitted())
 
 
 def test_a_value_that_raises_is_refused_and_may_be_told_again():
@@ -193,7 +200,7 @@ def test_a_value_that_raises_is_refused_and_may_be_told_again():
     points = opt.ask()
     with pytest.raises(qbvi.EvaluationError, match=r"point 1 has the value .*nan"):
         opt.tell(points, [0.0, np.nan, *[1.0] * (len(points) - 2)])
-    assert_same(finish(opt), qbvi.fit(density, PRIOR, seed=5))
+    assert_same(finish(opt), fitted())
 
 
 @pytest.mark.parametrize("number", [-1, 10**6, 0.5, "one"])

@@ -147,10 +147,11 @@ def test_a_boundary_that_the_posterior_hardly_touches_is_survived_and_one_that_c
     ],
     ids=["flat direction", "endless slope", "constant"],
 )
-def test_what_has_no_posterior_is_not_called_converged(improper):
-    fit = qbvi.fit(improper, qbvi.Flat(shape=3), vectorized=True, max_evals=600, seed=1)
+@pytest.mark.parametrize("max_evals", sweep([300, 600], first=1))
+def test_what_has_no_posterior_is_not_called_converged(improper, max_evals):
+    fit = qbvi.fit(improper, qbvi.Flat(shape=3), vectorized=True, max_evals=max_evals, seed=1)
     assert not fit.converged
-    assert "600 evaluations" in fit.stop_reason
+    assert f"{max_evals} evaluations" in fit.stop_reason
     assert np.all(np.isfinite(fit.mean))
 
 
@@ -256,7 +257,7 @@ def test_ten_thousand_dimensions_with_a_diagonal_one():
     sd = np.linspace(0.5, 2, 10_000)
     fit = qbvi.fit(
         lambda t: -0.5 * np.sum((t / sd) ** 2, axis=1), qbvi.Normal(0, 10, shape=10_000), vectorized=True, family="diagonal",
-        max_evals=4000, seed=1,
+        max_evals=2000, seed=1,
     )  # fmt: skip
     assert fit.trace.elbo[-1] > fit.trace.elbo[0] + 1000
     assert not fit.converged
@@ -370,14 +371,14 @@ def test_mini_batches_end_by_a_rule_or_by_the_budget_of_the_user():
 
 
 def test_beyond_twelve_dimensions_converged_is_about_the_posterior_unless_a_family_is_named():
-    """Fourteen log rates, each with four counts: the best Gaussian misses about 0.2 nats."""
-    counts = np.full(14, 4)
+    """Thirteen log rates, each with four counts: the best Gaussian misses about 0.2 nats."""
+    counts = np.full(13, 4)
 
     def log_likelihood(x):
         return float(np.sum(counts * x - np.exp(np.minimum(x, 50))))
 
     default, named = (
-        qbvi.fit(log_likelihood, qbvi.Normal(0, 2, shape=14), seed=1, **options) for options in ({}, {"family": "full"})
+        qbvi.fit(log_likelihood, qbvi.Normal(0, 2, shape=13), seed=1, **options) for options in ({}, {"family": "full"})
     )
     assert named.converged
     assert named.missing > 0.1

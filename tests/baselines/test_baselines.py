@@ -324,7 +324,7 @@ TOLERANCES = {
 }
 
 
-LONG = {("bbvi", "diagonal"), ("cgvb", "full"), ("mgvb", "diagonal")}
+LONG = {("bbvi", "full"), ("bbvi", "diagonal"), ("cgvb", "full"), ("mgvb", "diagonal")}
 CASES_ON_LABOUR = [pytest.param(*case, marks=[pytest.mark.soak] * (case in LONG)) for case in TOLERANCES]
 
 

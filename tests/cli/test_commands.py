@@ -21,6 +21,7 @@ from qbvi.cli import main
 from qbvi.cli.tabular import RegressionRecipe, SavedPosterior, read_posterior, recipe, save_posterior
 from qbvi.cli.tabular.report import print_posterior
 from qbvi.storage import read_facts, save
+from sweeps import sweep
 
 pd = pytest.importorskip("pandas", reason="pandas is not installed")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -106,6 +107,18 @@ def here(tmp_path_factory):
     for name, frame in {"train": TRAIN, "new": NEW, "series": SERIES, "later": LATER}.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
     return folder
+
+
+SAVED_FOR_REAL = {name: getattr(fit_command, name) for name in ("_save_picture", "_save_arviz")}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sketched():
+    """Writes no pictures and no draws for ArviZ: they take longer than the fits, and one test is of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit_command, "_save_picture", lambda draw, path: path.write_bytes(b"a sketch"))
+        patch.setattr(fit_command, "_save_arviz", lambda posterior, path, seed: path.write_bytes(b"a sketch"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -199,10 +212,14 @@ def test_counts_without_an_exposure(here, tmp_path):
     check_means_and_outcomes(predicted(here, tmp_path, "new.csv"), rate, noise().poisson(rate))
 
 
-def test_what_is_saved(fitted, capsys):
-    folder = fitted("multinomial")
+def test_what_is_saved(here, tmp_path, monkeypatch):
+    for name, function in SAVED_FOR_REAL.items():
+        monkeypatch.setattr(fit_command, name, function)
+    folder = tmp_path / "multinomial"
+    assert main(["fit", "--data", str(here / "train.csv"), "--out", str(folder), *CASES["multinomial"][0]]) == 0
     names = {"posterior.npz", "summary.csv", "trace.png", "marginals.png", "pairs.png", "posterior.nc"}
     assert {path.name for path in folder.iterdir()} == names
+    assert all((folder / name).stat().st_size > 10_000 for name in names if name.endswith(".png"))
     summary = pd.read_csv(folder / "summary.csv", index_col="parameter")
     fit = qbvi.load(folder / "posterior.npz")  # an ordinary file of a fit
     assert_allclose(summary["mean"], list(fit.mean.values()), rtol=1e-12)
@@ -441,16 +458,16 @@ def test_many_rows_are_predicted_in_portions(here, fitted, monkeypatch):
     assert again == pytest.approx(scores, rel=1e-10)
 
 
-def test_the_training_data_are_not_needed_and_nothing_runs(here, fitted, tmp_path):
+@pytest.mark.parametrize("name", sweep(["garch", "logistic"], first=1))
+def test_the_training_data_are_not_needed_and_nothing_runs(here, fitted, tmp_path, name):
     """A process of its own, in another folder, with the posterior and the new rows alone."""
-    for name in ("logistic", "garch"):
-        copy = tmp_path / f"{name}.npz"
-        copy.write_bytes((fitted(name) / "posterior.npz").read_bytes())
-        (tmp_path / "new.csv").write_bytes((here / ("later.csv" if name == "garch" else "new.csv")).read_bytes())
-        command = [sys.executable, "-m", "qbvi", "predict", copy.name, "--data", "new.csv"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-        expected = predicted(here, fitted(name), "later.csv" if name == "garch" else "new.csv")
-        pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(done.stdout)), expected)
+    copy = tmp_path / f"{name}.npz"
+    copy.write_bytes((fitted(name) / "posterior.npz").read_bytes())
+    (tmp_path / "new.csv").write_bytes((here / ("later.csv" if name == "garch" else "new.csv")).read_bytes())
+    command = [sys.executable, "-m", "qbvi", "predict", copy.name, "--data", "new.csv"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = predicted(here, fitted(name), "later.csv" if name == "garch" else "new.csv")
+    pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(done.stdout)), expected)
 
 
 # ---------------------------------------------------------------- show

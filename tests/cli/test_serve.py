@@ -19,6 +19,7 @@ import qbvi
 from qbvi.cli import main
 from qbvi.cli.priors import PriorFileError, read_prior
 from qbvi.cli.serve import _LEAST_WAITING, _LONGEST_LINE, _Inbox
+from sweeps import sweep
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "serve"
 PRIOR = {"beta": qbvi.Normal(0, 5, shape=2), "sigma": qbvi.HalfNormal(2)}
@@ -111,9 +112,10 @@ def expected():
     return qbvi.fit(density, PRIOR, family="full", seed=1, on_failure="exclude")
 
 
-def test_the_same_as_fit_to_the_last_bit(tmp_path, client):
-    expected = qbvi.fit(density, PRIOR, seed=1, on_failure="exclude")
-    one = client(prior=EXAMPLES / "prior.toml")
+@pytest.mark.parametrize("family", sweep(["full", "auto"], first=1))
+def test_the_same_as_fit_to_the_last_bit(tmp_path, client, family):
+    expected = qbvi.fit(density, PRIOR, seed=1, on_failure="exclude", family=family)
+    one = client(prior=quick_prior(tmp_path) if family == "full" else EXAMPLES / "prior.toml")
     done = one.answer(value)
     assert one.end() == (0, "")
     assert one.said[0] == {"type": "hello", "protocol": 1, "parameters": {"beta": [2], "sigma": []}}
@@ -234,7 +236,7 @@ def test_raise_ends_it(tmp_path, client):
     assert done["posterior"] is None
 
 
-@pytest.mark.parametrize("ending", ["end of input", "stop", "SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize("ending", sweep(["stop", "SIGTERM", "Ctrl-C", "end of input"], first=3))
 def test_an_early_end_gives_what_there_is(tmp_path, client, ending):
     one = client("--checkpoint", tmp_path / "run")
     one.answer(value, until="progress")

@@ -46,9 +46,11 @@ from qbvi.families import (
 from qbvi.families.gamma import gamma_quantile, log_gamma_quantile
 from qbvi.families.one_gaussian import OneGaussian
 from qbvi.steps import BoundedRate, CholeskyLog, ExponentialMap, InParameters, Plain, Retraction
+from sweeps import sweep
 
 STEPS = [BoundedRate(), ExponentialMap(), Retraction(), CholeskyLog(), InParameters()]
 ONE_IN_A_MILLION = 1e-6
+DRAWS = 5000  # the bounds of `assert_mean` follow from their spread and number
 
 
 # Gaussian families on every array library, the others on NumPy: they compute on the host with SciPy's functions.
@@ -189,7 +191,7 @@ def test_score_variance_is_its_definition(case, rng):
 @every_case
 def test_score_has_mean_zero_and_the_inverse_fisher_information_as_its_covariance(case, rng, xp):
     family, q = case
-    score = to_numpy(family.score(q, draws(family, q, rng, xp, 20_000)))
+    score = to_numpy(family.score(q, draws(family, q, rng, xp, DRAWS)))
     assert_mean(score, 0.0)
     covariance = np.linalg.inv(fisher(family, to_numpy(q), rng))
     related = (
@@ -233,7 +235,7 @@ def test_long_rows_have_the_same_sums(rng, monkeypatch):
 @every_case
 def test_score_times_a_function_of_the_statistics_gives_its_coefficients(case, rng, xp):
     family, q = case
-    theta = draws(family, q, rng, xp, 20_000)
+    theta = draws(family, q, rng, xp, DRAWS)
     exact = rng.standard_normal(family.size)
     f = to_numpy(family.statistics(theta) - family.mean_parameter(q)) @ exact
     assert_mean(to_numpy(family.score(q, theta)) * f[:, None], exact)
@@ -291,7 +293,7 @@ def scipy_entropy(family, scipys):
 @every_case
 def test_moments_agree_with_draws(case, rng, xp):
     family, q = case
-    theta = to_numpy(draws(family, q, rng, xp, 20_000))
+    theta = to_numpy(draws(family, q, rng, xp, DRAWS))
     mean, cov = to_numpy(family.mean(q)), to_numpy(family.cov(q))
     np.testing.assert_allclose(to_numpy(family.sd(q)) ** 2, np.diag(cov), rtol=1e-12)
     assert_mean(theta, mean)
@@ -303,7 +305,7 @@ def test_moments_agree_with_draws(case, rng, xp):
 @every_case
 def test_draws_agree_with_the_mean_parameter(case, rng, xp):
     family, q = case
-    assert_mean(to_numpy(family.statistics(draws(family, q, rng, xp, 20_000))), to_numpy(family.mean_parameter(q)))
+    assert_mean(to_numpy(family.statistics(draws(family, q, rng, xp, DRAWS))), to_numpy(family.mean_parameter(q)))
 
 
 @scalar
@@ -342,7 +344,7 @@ def test_density_is_the_exponential_family_form(case, rng, xp):
 @every_case
 def test_entropy_agrees_with_draws(case, rng, xp):
     family, q = case
-    assert_mean(-to_numpy(family.log_prob(q, draws(family, q, rng, xp, 20_000))), float(family.entropy(q)))
+    assert_mean(-to_numpy(family.log_prob(q, draws(family, q, rng, xp, DRAWS))), float(family.entropy(q)))
 
 
 def another(family, q):
@@ -354,7 +356,7 @@ def another(family, q):
 def test_kl_agrees_with_draws_and_vanishes_at_itself(host_case, rng):
     family, q = host_case
     other = another(family, q)
-    theta = draws(family, q, rng, np, 20_000)
+    theta = draws(family, q, rng, np, DRAWS)
     assert_mean(family.log_prob(q, theta) - family.log_prob(other, theta), float(family.kl(q, other)))
     assert float(family.kl(q, other)) > 1e-4
     assert abs(float(family.kl(q, q))) < 1e-10
@@ -376,7 +378,7 @@ def test_features_of_scalar_laws_are_orthonormal(family, q):
 @every_case
 def test_features_are_orthonormal(case, rng, xp):
     family, q = case
-    psi = to_numpy(family.features(q, draws(family, q, rng, xp, 20_000)))
+    psi = to_numpy(family.features(q, draws(family, q, rng, xp, DRAWS)))
     assert_mean(psi, 0.0)
     assert_mean((psi[:, :, None] * psi[:, None, :]).reshape(len(psi), -1), np.eye(family.size).reshape(-1))
 
@@ -512,9 +514,10 @@ def test_every_step_agrees_with_the_plain_one_to_first_order(case, step, rng, xp
 @every_case
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: type(s).__name__)
 @pytest.mark.parametrize("size", [1.0, 30.0, 1e4])
-def test_every_step_but_the_plain_one_stays_inside_for_any_update(case, step, size, rng, xp):
+@pytest.mark.parametrize("times", sweep([5, 20], first=1))
+def test_every_step_but_the_plain_one_stays_inside_for_any_update(case, step, size, times, rng, xp):
     family, q = case
-    for _ in range(20):
+    for _ in range(times):
         moved, inside = step(family, q, small_update(family, rng, xp, size))
         assert bool(inside)
         assert is_inside(family, moved)
@@ -544,11 +547,12 @@ def test_a_plain_step_of_a_law_out_of_its_domain_is_told_and_not_taken(law):
 
 
 @pytest.mark.parametrize("step", [BoundedRate(), ExponentialMap(), InParameters()], ids=lambda s: type(s).__name__)
-def test_a_member_survives_many_noisy_steps(law, step, rng):
+@pytest.mark.parametrize("times", sweep([60, 200], first=1))
+def test_a_member_survives_many_noisy_steps(law, step, times, rng):
     """Pulled to where it came from and shaken by single scores, which for heavy tails are wild."""
     family, home = law
     q = home
-    for _ in range(200):
+    for _ in range(times):
         noise = family.score(q, draws(family, q, rng, np, 1))[0]
         q, _ = step(family, q, 0.1 * (home - q + noise))
         assert is_inside(family, q)

@@ -11,6 +11,7 @@ from qbvi.free.density import FreeDensity
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Integration
 from qbvi.methods import METHODS, Task, automatic
+from sweeps import sweep
 
 GROUPS = 11
 RNG = np.random.default_rng(5)
@@ -40,6 +41,7 @@ def exact():
     return evidence, mean, np.sqrt(np.sum(weight * (log_tau - mean) ** 2))
 
 
+@pytest.mark.soak  # two minutes; of hierarchies of fewer parameters see test_warp.py
 def test_a_hierarchy_of_thirteen_parameters_is_not_gaussian():
     fit = qbvi.fit(hierarchy, PRIOR, seed=1)
     evidence, mean, sd = exact()
@@ -69,7 +71,7 @@ def test_without_a_structure_the_fit_is_that_of_the_regression():
     assert fit.converged
 
 
-@pytest.mark.parametrize("method", ["auto", "free", Free()])
+@pytest.mark.parametrize("method", sweep(["auto", "free", Free()], first=1))
 def test_a_gaussian_that_misses_much_has_not_converged(method):
     """No structure is found, and its best Gaussian misses 0.1 nats."""
     quartic = lambda x: -0.5 * np.sum((x - 1) ** 2) - 0.05 * np.sum(x**4)

@@ -20,7 +20,7 @@ WIDE = qbvi.Normal(0, 3, shape=2)
 QUICK = {
     "seed": 2,
     "tol": 1e-5,
-    "max_evals": 120,
+    "max_evals": 95,
 }  # ends the fit of `skewed` in its rounds, long before it has this tolerance
 
 
@@ -495,7 +495,7 @@ def test_a_budget_that_ends_inside_the_rounds(stopped):
     assert not stopped.converged
     assert stopped.stop_kind is qbvi.ending.StopKind.EVALUATIONS
     assert "evaluations" in stopped.stop_reason
-    assert stopped.n_evals <= 120
+    assert stopped.n_evals <= QUICK["max_evals"]
     assert np.isfinite([stopped.elbo, stopped.evidence, stopped.evidence_se, stopped.missing]).all()
 
 
@@ -531,7 +531,7 @@ def test_noise(is_known):
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("sd", [0.5, 2.0])
+@pytest.mark.parametrize("sd", sweep([0.5, 2.0], first=1))
 def test_a_noisy_banana_has_the_evidence_and_the_moments_of_quadrature(sd, is_known, curved_exact):
     noise = np.random.default_rng(5)
 
@@ -556,7 +556,7 @@ def test_points_evaluated_twice_in_the_rounds_follow_the_noise():
     def noisy(x):
         return banana(x) + (1.0 + 0.3 * np.sum(x**2)) * noise.standard_normal()
 
-    fit = qbvi.fit(noisy, WIDE, seed=1, max_evals=600)
+    fit = qbvi.fit(noisy, WIDE, seed=1, max_evals=400)
     _, counts = np.unique(fit.evaluations.unconstrained, axis=0, return_counts=True)
     assert np.count_nonzero(counts > 1) > 20
     assert np.all(np.isfinite([fit.evidence, fit.evidence_se]))
@@ -663,7 +663,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
 
 def test_a_finished_fit_with_a_larger_budget_goes_on(stopped, tmp_path):
     qbvi.fit(skewed, WIDE, **QUICK, checkpoint=tmp_path / "run")
-    larger = {**QUICK, "max_evals": 140}
+    larger = {**QUICK, "max_evals": 110}
     more = qbvi.fit(skewed, WIDE, **larger, checkpoint=tmp_path / "run")
     assert more.n_evals > stopped.n_evals
     assert_same(more, qbvi.fit(skewed, WIDE, **larger))

@@ -442,7 +442,7 @@ def test_a_step_network_is_fitted_from_values_alone():
     covariates = rng.uniform(-1, 1, (200, 1))
     y = np.where((covariates[:, 0] > 0) ^ (rng.random(200) < 0.05), "yes", "no")
     model = Network(covariates, y, hidden=(2,), activation="step")
-    fit = model.fit(seed=1, max_evals=4000, family="full")
+    fit = model.fit(seed=1, max_evals=1500, family="full")
     prior_only = np.log(0.5) * 200
     assert fit.elbo > prior_only + 30
     probability = model.predict(fit, [[-0.5], [0.5]]).mean[:, model.classes.index("yes")]

@@ -193,7 +193,7 @@ def test_linear_regression_reaches_the_mean_field_optimum(covariance, seed):
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", sweep(range(10), first=1))
 def test_har_reaches_the_mean_field_optimum(covariance, seed):
     """Within 0.05 nats, and alpha and beta within 2 %, ten seeds of ten."""
     data = har()
@@ -210,7 +210,7 @@ def test_har_reaches_the_mean_field_optimum(covariance, seed):
 def test_algorithm_3_with_the_residual_estimator_comes_near(covariance):
     """The paper's mean-field loop: natural gradients of all factors, on the residual instead of the bare likelihood."""
     case = synthetic()
-    method = qbvi.QBVI(learning_rate=qbvi.LearningRate(0.1, decay_after=200), stop=qbvi.MaxIterations(800), keep="last")
+    method = qbvi.QBVI(learning_rate=qbvi.LearningRate(0.1, decay_after=100), stop=qbvi.MaxIterations(300), keep="last")
     fit = qbvi.fit(
         case.log_likelihood, case.priors, vectorized=True, family=mean_field(covariance), method=method, seed=1
     )
@@ -234,8 +234,8 @@ def test_every_estimator_serves_the_product(estimator):
     from qbvi.algorithm import ESTIMATORS
     from qbvi.estimators import Batch
 
-    directions = []
-    for seed in range(400):
+    directions, repeats = [], 150
+    for seed in range(repeats):
         theta = family.transport(q, np.random.default_rng(seed).standard_normal((100, family.dim)))
         values = case.log_likelihood(model.constrain(theta))
         h = family.residual(q, theta, values + model.log_prior(theta))
@@ -243,7 +243,7 @@ def test_every_estimator_serves_the_product(estimator):
         estimate = ESTIMATORS[estimator]
         directions.append(estimate(family, q, batch, estimate.init(family, q))[0])
     directions = np.array(directions)
-    z = directions.mean(0) / (directions.std(0, ddof=1) / 20)
+    z = directions.mean(0) / (directions.std(0, ddof=1) / math.sqrt(repeats))
     assert np.abs(z).max() < scipy.stats.norm.isf(1e-6 / 2 / z.size)
 
 
@@ -271,7 +271,7 @@ def changepoint(rng, n=40):
     return f, {"a": qbvi.Gamma(2, 1), "b": qbvi.Gamma(2, 1), "t": qbvi.Categorical(np.full(n, 1 / n))}, (a, b, pi)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sweep(range(3), first=1))
 def test_a_change_point_with_three_factors(rng, seed):
     """The default tolerance leaves the parameters open by a percent or so; six other seeds stayed within 0.6 % and 0.015."""
     f, prior, (a, b, pi) = changepoint(rng)

@@ -8,6 +8,7 @@ from qbvi.families import Gaussian
 from qbvi.protocol import Values
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.rules import NoiseCheck
+from sweeps import sweep
 
 RULE = NoiseCheck()
 FAMILY = Gaussian(3)
@@ -109,7 +110,7 @@ def test_a_function_without_noise_is_evaluated_twice_at_four_points_only():
     assert fit.n_evals - len(np.unique(fit.evaluations.unconstrained, axis=0)) == RULE.repeated
 
 
-@pytest.mark.parametrize("family", ["full", "auto"])
+@pytest.mark.parametrize("family", sweep(["full", "auto"], first=1))
 def test_noise_of_six_nats_is_no_misfit(family):
     rng, prior = np.random.default_rng(5), qbvi.Normal(0, 3, shape=2)
     fit = qbvi.fit(lambda x: -2 * np.sum((x - 1) ** 2) + 6 * rng.standard_normal(), prior, family=family, seed=5)

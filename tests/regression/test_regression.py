@@ -453,7 +453,7 @@ def test_more_points_than_can_be_factored_are_regressed_on_by_ridge_regression()
     """With 160 points at most for 135 coefficients, the errors of the regression would stay above the tolerance."""
     problem = logistic_regression(15, 110, seed=1)
     prior = qbvi.Normal(0, math.sqrt(problem.prior_variance), shape=problem.d)
-    options = {"vectorized": True, "seed": 1, "max_evals": 6000, "progress": False}
+    options = {"vectorized": True, "seed": 1, "max_evals": 3500, "progress": False}
     few = Effort(most_points=160, fewest_points=160, fewest_for_coefficient=1)
     fits = []
     for effort in (few, replace(few, fewest_for_coefficient=2)):

@@ -10,7 +10,7 @@ import pytest
 import qbvi
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-MOST_EVALUATIONS = 60  # enough for every line to run; what the fits find is tested elsewhere
+MOST_EVALUATIONS = 30  # enough for every line to run; what the fits find is tested elsewhere
 
 
 def blocks(path):
