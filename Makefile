@@ -9,7 +9,7 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # one core for each process; three of them, as many tests wait for processes, signals and clusters. Byte code is kept, also
 # where the environment says otherwise: to compile qbvi takes each of the many processes that tests start a second.
 ONE_CORE := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
-PYTEST := -m pytest -q -n 3 --dist loadfile
+PYTEST := -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-backends test-integrations release-check soak lint bench docs clean
 

@@ -387,14 +387,17 @@ class Free(Algorithm):
             modes=self._found(state, current.base.weights),
         )
 
-    def _evidence(self, current: Current, shown: Shown) -> tuple[float, float]:
+    def _evidence(self, current: Current, shown: Shown, errors: float = 1.0, hopes: float = 1.0) -> tuple[float, float]:
         """The log evidence, and its error: by a surrogate, and by draws.
+
+        Of the nats that the surrogate expects, shares count, as in `_doubt`.
 
         The surrogate knows all points, but not its own mistakes; draws are few, but right on
         average. Each counts by one over its variance. Both may miss the same mass, so the error is
         that of their sum, unless most of it is noise.
         """
-        nats = min(current.change, 1.0), min(current.error, 1.0), min(current.hope, 2.0) / self.rules.rounds.hope
+        hope = hopes * min(current.hope, 2.0) / self.rules.rounds.hope
+        nats = min(current.change, 1.0), errors * min(current.error, 1.0), hope
         open_nats = math.sqrt(current.log_z_error**2 + sum(part**2 for part in nats))
         # The claim is the prediction less half of its variance. The evidence needs no such caution.
         claimed = float(current.density.unpack(current.member).log_z) + min(current.error, 1.0)
@@ -577,7 +580,7 @@ class Free(Algorithm):
         doubts = [*(self._doubt(check, *shares) for check in checks), self._doubt(state.current, *shares)]
         missing = max(shown.missing - shown.missing_se * shown.is_noisy, shown.least_beyond)
         is_known = shown.n_finite >= self.rules.rounds.confirming and not shown.is_noisy
-        error = self._evidence(state.current, shown)[1] if is_known else 0.0
+        error = self._evidence(state.current, shown, *shares)[1] if is_known else 0.0
         return max(missing, error, *doubts[-n:])
 
     def _is_scattered(self, current: Current) -> bool:
