@@ -54,12 +54,12 @@ def test_a_crash_loses_the_point_that_crashed_and_no_other(what, message):
 
 def test_a_hang_is_ended_by_killing_its_worker():
     function = Faulty("hang", percent=10)
-    with Processes(Calls(function), 2, timeout=0.2) as pool:
+    with Processes(Calls(function), 2, timeout=2.0) as pool:  # a busy machine may stop a process for half a second
         box = BlackBox(function, on_failure="exclude", runner=pool)
         result = box(POINTS)
         assert list(np.flatnonzero(~result.ok)) == bad_rows(function) != []
         assert {failure.kind for failure in box.failures} == {"timeout"}
-        assert all(failure.seconds >= 0.2 for failure in box.failures)
+        assert all(failure.seconds >= 2.0 for failure in box.failures)
         hung = [int(failure.worker.removeprefix("pid ")) for failure in box.failures]
         assert not wait_until_gone(hung)
 
@@ -72,7 +72,7 @@ def test_a_vectorised_call_that_dies_or_hangs_is_repeated_point_by_point():
             os.abort() if len(theta) % 2 else time.sleep(1000)
         return -theta[:, 0]
 
-    with Processes(Calls(vector, vectorized=True), 2, timeout=0.3) as pool:
+    with Processes(Calls(vector, vectorized=True), 2, timeout=2.0) as pool:
         box = BlackBox(vector, vectorized=8, on_failure="exclude", runner=pool)
         result = box(POINTS)
     assert list(np.flatnonzero(~result.ok)) == [5]
