@@ -39,7 +39,7 @@ class Pool(NamedTuple):
     @property
     def log_z_error(self) -> float:
         """Standard error of the log of that integral, by importance sampling."""
-        return math.sqrt(max(1 / self.n_effective - 1 / len(self.u), 0.0))
+        return _log_error(self.weights)
 
     def level_error(self, surface: Surface, rules: Integration) -> float:
         """Standard error of that log by the errors of the prediction, which neighbours share.
@@ -75,9 +75,7 @@ class Pool(NamedTuple):
         high = np.where(makes_sense, self.high, -np.inf)
         weights = _normalised(high - self.log_proposal)
         rows, counts = np.unique(systematic(rng, weights, n), return_counts=True)
-        n_effective = 1 / float(np.sum(weights**2))
-        error = math.sqrt(max(1 / n_effective - 1 / len(weights), 0.0))
-        return Possible(self.u[rows], counts, self.log_integral(high), error)
+        return Possible(self.u[rows], counts, self.log_integral(high), _log_error(weights))
 
     @property
     def n_effective(self) -> float:
@@ -225,6 +223,11 @@ def _most_informative(surface: Surface, u: Floats, weights: Floats, n: int) -> F
 
 def _log_mean(x: Floats) -> float:
     return float(np.logaddexp.reduce(x)) - math.log(len(x))
+
+
+def _log_error(weights: Floats) -> float:
+    """Standard error of the log of an integral, by importance weights with sum one."""
+    return math.sqrt(max(float(np.sum(weights**2)) - 1 / len(weights), 0.0))
 
 
 def _normalised(log_weights: Floats) -> Floats:
