@@ -21,6 +21,7 @@ from qbvi.regression.line import Gradient, NaturalLine, repeated_share
 from qbvi.regression.rules import (
     Effort,
     GapPrediction,
+    LastStep,
     Rules,
     SearchPlan,
     Thinning,
@@ -469,6 +470,44 @@ def test_more_points_than_can_be_factored_are_regressed_on_by_ridge_regression()
     assert handed_over.trace.n_evals[n] > 160
     assert set(sizes[:n]) == {30}
     assert set(sizes[n:]) == {64}
+
+
+def test_a_quadratic_with_more_coefficients_than_points_that_can_be_factored_is_found(rng):
+    """A regression on 160 points never determines 230 coefficients; ridge regression takes all of the points."""
+    d = 20
+    axes = np.linalg.qr(rng.standard_normal((d, d)))[0]
+    precision = (axes * np.geomspace(1, 100, d)) @ axes.T
+    mean = rng.standard_normal(d)
+    effort = Effort(most_points=160, fewest_points=160)
+    fit = qbvi.fit(
+        lambda x: -0.5 * np.sum((x - mean) @ precision * (x - mean), axis=1),
+        qbvi.Flat(shape=d),
+        method=qbvi.Regression(rules=Rules(effort=effort)),
+        vectorized=True,
+        seed=1,
+        max_evals=2000,
+        progress=False,
+    )
+    assert fit.converged
+    # The default tolerance is 0.01 nats. Draws of all iterations count the same: with their density as
+    # weight, 2,000 evaluations are too few.
+    assert gaussian_kl(*fit.unconstrained, mean, np.linalg.inv(precision)) < 0.01
+
+
+def test_the_time_for_ridge_regression():
+    effort = Effort(most_points=160)
+    quadratic, other = (0.3, 1e10, 1e-8), (0.3, 100.0, 1e-3)
+    short, long = (LastStep(*np.array([0.0, 0.0, 0.1, 1.0, kl, 0.0])) for kl in (0.1, 10.0))
+    # 54 coefficients: enough points for two each
+    assert not effort.is_for_ridge(1000, 9, short, other)
+    # 135: steps must be short, and a quadratic is found with fewer points than a regression can hold
+    assert effort.is_for_ridge(100, 15, short, other)
+    assert not effort.is_for_ridge(1000, 15, long, other)
+    assert not effort.is_for_ridge(100, 15, short, quadratic)
+    assert effort.is_for_ridge(1000, 15, short, quadratic)
+    assert not effort.is_for_ridge(1000, 15, long, quadratic)
+    # 230, more than points: a quadratic is not found by longer steps
+    assert effort.is_for_ridge(1000, 20, long, quadratic)
 
 
 def test_ridge_regression_remembers_the_newest_points_of_a_store(rng):

@@ -119,7 +119,7 @@ class Regression(RegressionMethod):
     def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q or, during a search for a start, the points of the search."""
         if state.ridge is not None:
-            return self._ridge(family.dim).ask(family, state.ridge, rng)
+            return self._ridge(family.dim, state).ask(family, state.ridge, rng)
         if state.width is not None and not state.width.is_over:
             return state.width.ask(self.rules.width)
         if state.ladder is not None and not state.ladder.is_over:
@@ -150,35 +150,42 @@ class Regression(RegressionMethod):
         state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
         return self._restarted(family, state, self.prior), _searching(state)
 
-    def _ridge(self, d: int) -> Ridge:
+    def _ridge(self, d: int, state: RegressionState) -> Ridge:
         """The method for more points than one regression can hold.
 
         Evaluations count here, not calls, so a batch is half of what `Ridge` has by itself.
         """
         ridge = Ridge(tol=self.tol, n_fresh=self.n_fresh, rules=self.rules)
-        return replace(ridge, n_samples=max(ridge.n_draws(d) // 2, ridge.ridge_rules.fewest_draws // 2))
+        rules = replace(ridge.ridge_rules, single=True)
+        # The variances are those of the last regression before.
+        if self.rules.effort.is_quadratic(state.variances):
+            rules = rules.of_quadratic()
+        n_samples = max(ridge.n_draws(d) // 2, rules.fewest_draws // 2)
+        return replace(ridge, n_samples=n_samples, ridge_rules=rules)
 
     def _handed_over(self, family: GaussianFamily, state: RegressionState, gap: float) -> RegressionState:
         """Go on by ridge regression if the coefficients need more points than can be factored.
 
-        Not if few of the parameters seem to interact: then few points are enough. Nor if the noise
-        of the function has to be measured, which `Ridge` does not do.
+        Not if few of the parameters interact: then few points are enough. But if they seemed to,
+        and further ones are found to interact as well, this is the time. Not if the noise of the
+        function has to be measured, which `Ridge` does not do.
         """
-        n, d, last = len(state.store.y), family.dim, state.last_step
-        if last is None or not self.rules.effort.is_too_many(n, d, float(last.kl)):
+        n, d, last, rule = len(state.store.y), family.dim, state.last_step, self.rules.structure
+        if last is None or not self.rules.effort.is_for_ridge(n, d, last, state.variances):
             return state
         is_full = family.n_quadratic == family.dim * (family.dim + 1) // 2
         is_over = gap < self.tolerance(state) or self.is_exploring(state) or (state.noise and not is_returned(state))
-        if not is_full or is_over or state.finding.structure is not None or self.n_samples is not None:
+        is_structured = n < rule.points * d or state.finding.is_promising(rule)
+        if not is_full or is_over or is_structured or self.n_samples is not None:
             return state
-        return state._replace(ridge=self._ridge(d).starting(family, state.q, state.store))
+        return state._replace(ridge=self._ridge(d, state).starting(family, state.q, state.store))
 
     def _ridged(
         self, family: GaussianFamily, eta: Array, state: RegressionState, theta: Array, values: Values
     ) -> tuple[RegressionState, Info]:
         """One iteration of the ridge regression."""
         assert state.ridge is not None
-        ridge, info = self._ridge(family.dim).tell(family, eta, state.ridge, theta, values)
+        ridge, info = self._ridge(family.dim, state).tell(family, eta, state.ridge, theta, values)
         noise = np.asarray(values.noise_sd) ** 2
         store = state.store.add(family, state.q, np.asarray(theta), finite_or_zero(values), noise)
         return state._replace(q=ridge.q, ridge=ridge, store=store, last_step=ridge.last_step), info

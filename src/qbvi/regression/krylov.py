@@ -12,7 +12,10 @@ ridges at once. Memory is O(n d).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import array_api_compat
+import numpy as np
 
 from qbvi.arrays import Array, array_namespace, device, repeat
 from qbvi.regression.hermite import free_features
@@ -35,6 +38,18 @@ class Weighted(NamedTuple):
     h: Array  # (n,) residuals
     weight: Array  # (n,) zero for points that do not take part
 
+    def counted(self) -> Weighted:
+        """Without the points that have hardly any weight, where shapes may vary: on the host."""
+        if not array_api_compat.is_numpy_array(self.weight):
+            return self
+        is_there = self.weight > np.finfo(self.weight.dtype).eps * np.max(self.weight, initial=0.0)
+        return Weighted(self.z[is_there], self.h[is_there], self.weight[is_there])
+
+    def astype(self, dtype: Any) -> Weighted:
+        """In another precision."""
+        xp = array_namespace(self.z)
+        return Weighted(*(xp.astype(part, dtype, copy=False) for part in self))
+
 
 class Quadratic(NamedTuple):
     """A quadratic function of z, or several along a first axis."""
@@ -45,6 +60,11 @@ class Quadratic(NamedTuple):
     def __call__(self, z: Array) -> Array:
         """Values at points: (n, d) -> (..., n)."""
         return self.free @ free_features(z).T + _quadratic(z, self.C)
+
+    def astype(self, dtype: Any) -> Quadratic:
+        """In another precision."""
+        xp = array_namespace(self.C)
+        return Quadratic(*(xp.astype(part, dtype, copy=False) for part in self))
 
     @property
     def bound(self) -> Array:

@@ -18,8 +18,8 @@ is unbiased, and half of it is the gap in nats.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -67,8 +67,27 @@ class RidgeRules:
     most_remembered: int = 20480
     least_remembered: int = 2
     iterations: int = 200  # after which a fit that has not converged ends
+    # Of a draw from a q at KL nats from the present one, cubic terms look like further quadratic
+    # ones. The variance of these is about 6 KL / d times that of the cubic terms: they get it along
+    # the shift between the means, whose square is 2 KL. So a draw loses weight as exp(-6 KL / d).
+    elsewhere: float = 6.0
+    # Whether the products of the regression are in single precision, which takes half the time. An
+    # error relative to C does not stay: each step starts from new residuals, and C tends to zero.
+    single: bool = False
     group: int = 8  # `n_samples` is a multiple: mirror pairs, of which a quarter is held out ...
     fewest_groups: int = 2  # ... and at least so many
+
+    def density_power(self, d: int) -> float:
+        """Power of the relative density of a draw that is its weight; one: importance weights."""
+        return min(1.0, self.elsewhere / d)
+
+    def of_quadratic(self) -> Self:
+        """The numbers for a log joint that is a quadratic: all draws know the same one.
+
+        Draws from another q than the present one are spread unevenly in its coordinates, so that
+        the Krylov space needs more dimensions.
+        """
+        return replace(self, elsewhere=0.0, full_dimensions=self.dimensions)
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -252,16 +271,18 @@ class Ridge(CompiledRegression):
         most = family.dim * (family.dim + 1) // 2
         m = min(rule.full_dimensions if family.n_quadratic == most else rule.dimensions, most)
         ridges = n_effective * xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
-        fits = krylov(seen, m).solve(ridges)
+        dtype = xp.float32 if rule.single else q.dtype
+        found = krylov(seen.counted().astype(dtype), m).solve(xp.astype(ridges, dtype))
+        fits = found.astype(q.dtype)
         error = (fits(unseen.z) - unseen.h) ** 2
         is_there = xp.astype(unseen.weight > 0, q.dtype)
         badness = error @ unseen.weight
         best = xp.reshape(xp.argmin(xp.where(xp.isnan(badness), xp.zeros_like(badness) + math.inf, badness)), (1,))
         ridge, error, free, C = (xp.take(part, best, axis=0)[0, ...] for part in (ridges, error, fits.free, fits.C))
         unexplained = xp.sum(error * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(n_effective))
-        found = Quadratic(free, C)
+        best_fit = Quadratic(free, C)
         # If rounding or too few values spoil the regression, make no step.
-        b, C = found.b, found.curvature
+        b, C = best_fit.b, best_fit.curvature
         is_sound = xp.all(xp.isfinite(b)) & xp.all(xp.isfinite(C)) & xp.isfinite(unexplained)
         return _Answer(
             xp.where(is_sound, b, xp.zeros_like(b)),
@@ -274,9 +295,9 @@ class Ridge(CompiledRegression):
     def _weighted(self, family: GaussianFamily, q: Array, peak: Array, state: RidgeState) -> tuple[Weighted, Array]:
         """The remembered draws with their weights for q, and the effective sample size.
 
-        The weight of a draw is its density under q relative to the q it came from, at most one.
-        Draws far out have less weight, because a quadratic fits worst there. So have draws with
-        more noise than is usual under q, if the function returns it.
+        The weight of a draw is its density under q relative to the q it came from, at most one, to
+        a power. Draws far out have less weight, because a quadratic fits worst there. So have draws
+        with more noise than is usual under q, if the function returns it.
         """
         xp = array_namespace(q)
         z = family.whiten(q, state.theta)
@@ -284,7 +305,8 @@ class Ridge(CompiledRegression):
         density = peak - 0.5 * squares
         is_there = xp.isfinite(state.log_joint) & xp.isfinite(density)
         zero = xp.zeros_like(density)
-        ratio = xp.where(is_there, xp.exp(xp.minimum(density - state.own, zero)), zero)
+        power = self.ridge_rules.density_power(family.dim)
+        ratio = xp.where(is_there, xp.exp(power * xp.minimum(density - state.own, zero)), zero)
         h = xp.where(is_there, state.log_joint - density, zero)
         # Subtracting a typical value keeps precision if the log-likelihood is large.
         centre = xp.sum(ratio * h) / xp.maximum(xp.sum(ratio), xp.ones_like(zero[0]))

@@ -276,6 +276,9 @@ class Effort:
     # It does so when the last step, in nats for each dimension, was short. Before, q is on its way,
     # and a quadratic that is nearly exact leads there with fewer points than coefficients.
     short: float = 0.01
+    # Variance of degree two, relative to that of degrees three and four, above which a log joint
+    # counts as a quadratic: then few points more than coefficients are enough.
+    exact: float = 1e6
     noisy_points: int = 1500  # least limit with noise, where accuracy comes from averaging
     fresh: int = 10  # evaluations for each fresh draw from the result
     first: int = 5  # fresh draws for each one that comes first, and may be enough ...
@@ -287,6 +290,10 @@ class Effort:
         block = 2 * self.pairs * max(d, self.fewest)
         return block * max(1, int(n_effective / (self.growth * block)))
 
+    def is_quadratic(self, variances: tuple[float, float, float]) -> bool:
+        """Whether a log joint counts as a quadratic."""
+        return variances[1] > self.exact
+
     def most(self, n_coefficients: int, tol: float) -> int:
         """Most points of one regression."""
         wanted = round(self.points * n_coefficients * max(1.0, self.tol / tol))
@@ -296,13 +303,23 @@ class Effort:
         """The next limit on the points of one regression, with n points so far."""
         return max(most, min(self.more_points * most, self.most_points)) if n > most else most
 
-    def is_too_many(self, n: int, d: int, kl: float) -> bool:
-        """Whether n points are more than a regression can hold, and so many are needed.
+    def is_for_ridge(self, n: int, d: int, last: LastStep, variances: tuple[float, float, float]) -> bool:
+        """Whether to go on by ridge regression, with n points, after this step.
 
-        That is after a step of length ``kl``, with the coefficients of d dimensions.
+        The coefficients must need more points than one regression can hold.
+
+        - A quadratic, as the ``variances`` show it, is exact with few points more than
+          coefficients. If even these are too many, the regression leads nowhere once it has to
+          leave points out.
+        - For others it is time once the steps are short.
         """
-        is_needed = self.fewest_for_coefficient * (d * (d + 3) // 2) > self.most_points
-        return n > self.most_points and is_needed and kl < self.short * d
+        n_coefficients, is_full = d * (d + 3) // 2, n > self.most_points
+        if self.fewest_for_coefficient * n_coefficients <= self.most_points:
+            return False
+        is_short = bool(last.kl < self.short * d)
+        if not self.is_quadratic(variances):
+            return is_short
+        return is_full and (is_short or n_coefficients > self.most_points)
 
     def default_budget(self, d: int) -> int:
         """Evaluations after which a fit that has not converged ends."""
@@ -604,6 +621,9 @@ class StructureRule:
     # larger losses in a row end its use.
     loss: float = 4.0
     losses: int = 3
+    # Share of a dense matrix in the variance of degree two above which a structure is only a part
+    # of what there is. Where the structure is exact, the share falls to a thousandth and less.
+    partial: float = 0.01
 
     def is_due(self, n: int, d: int, n_near: int, due: int, *, is_known: bool) -> bool:
         """Whether to search with n points so far, ``n_near`` of them near q.

@@ -121,6 +121,10 @@ class Finding(NamedTuple):
             return Finding(self.due, found, rule.wins, 0, True)
         return Finding(self.due, found, rule.wins, self.n_lost + 1) if self.n_lost + 1 < rule.losses else Finding()
 
+    def is_promising(self, rule: StructureRule) -> bool:
+        """Whether a structure was found that, as far as is known, leaves out little."""
+        return self.structure is not None and (self.n_won < rule.wins or self.structure.dense <= rule.partial)
+
 
 class Frame(NamedTuple):
     """The coordinates in which a structure is visible."""
