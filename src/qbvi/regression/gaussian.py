@@ -175,7 +175,7 @@ class Regression(RegressionMethod):
             return state
         is_full = family.n_quadratic == family.dim * (family.dim + 1) // 2
         is_over = gap < self.tolerance(state) or self.is_exploring(state) or (state.noise and not is_returned(state))
-        is_structured = n < rule.points * d or state.finding.is_promising(rule)
+        is_structured = state.finding.is_promising(rule) or rule.is_soon_due(n, d, state.finding.due)
         if not is_full or is_over or is_structured or self.n_samples is not None:
             return state
         return state._replace(ridge=self._ridge(d, state).starting(family, state.q, state.store))

@@ -634,6 +634,10 @@ class StructureRule:
         is_enough = d >= self.fewest and n >= max(self.points * d, due)
         return is_enough and (is_known or n_near < d * (d + 3) // 2)
 
+    def is_soon_due(self, n: int, d: int, due: int) -> bool:
+        """Whether the next search, or the first one, is not far away."""
+        return n < max(self.points * d, due) < self.again * n or n < self.points * d
+
     def is_sparse(self, is_hub: Array) -> bool:
         """Whether few parameters are hubs (d,)."""
         return bool(is_hub.sum() <= self.hubs * len(is_hub))
