@@ -28,6 +28,7 @@ from qbvi.conversation import Snapshot
 from qbvi.regression.rules import Effort, Rules
 from qbvi.starts import starting_points
 from qbvi.stopping import Budget
+from sweeps import sweep
 
 PRIOR = qbvi.Normal(0, 2, shape=3)
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(6), n_fresh=30)
@@ -96,7 +97,7 @@ def test_a_checkpoint_changes_nothing_and_a_finished_one_costs_nothing(tmp_path,
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("share", [0.0, 0.13, 0.5, 0.99])
+@pytest.mark.parametrize("share", sweep([0.0, 0.5, 0.99, 0.13], first=3))
 @pytest.mark.parametrize("states", [0.0, 1e9], ids=["journal", "states"])
 def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, share, states):
     monkeypatch.setattr("qbvi.checkpoint.file._STATES", states)  # no state after the first, or one after every step
@@ -107,7 +108,7 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
     assert calls == whole.n_evals - paid
 
 
-@pytest.mark.parametrize("method", ["regression", "qbvi", "mini-batches"])
+@pytest.mark.parametrize("method", sweep(["regression", "mini-batches", "qbvi"], first=2))
 def test_killed_at_twenty_moments(tmp_path, method):
     script = Path(__file__).parents[1] / "helpers" / "killed.py"
     done = subprocess.run([sys.executable, script, method, tmp_path], capture_output=True, text=True, check=False)
@@ -120,7 +121,7 @@ def test_killed_at_twenty_moments(tmp_path, method):
     assert came_out["never paid"] == came_out["but not in flight"] == 0  # only what was in flight may be paid twice
 
 
-@pytest.mark.parametrize("died_in", [1, 2, 3])
+@pytest.mark.parametrize("died_in", sweep([2, 1, 3], first=1))
 def test_each_start_has_a_file_of_its_own(tmp_path, died_in):
     whole = fit(n_starts=3)
     died = int((died_in - 0.5) / 3 * whole.n_evals)
