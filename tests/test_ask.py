@@ -18,6 +18,7 @@ CASES = {
     "automatic": {},
     "qbvi": {"method": QUICK},
     "paper": {"method": qbvi.paper(stop=qbvi.MaxIterations(3), n_samples=30)},
+    "full": {"family": "full"},  # quick, for what does not depend on the shape of the posterior
     "diagonal": {"family": "diagonal"},
     "budget": {"max_evals": 90},
     "init": {"init": {"beta": np.ones(2), "sigma": 0.5}, "family": "full"},
@@ -60,12 +61,12 @@ def test_points_look_like_what_a_function_gets():
         seen.append(points)
         return -np.sum(points["beta"] ** 2, axis=1)
 
-    qbvi.fit(function, PRIOR, vectorized=True, seed=1)
-    points = qbvi.Ask(PRIOR, seed=1).ask()
+    qbvi.fit(function, PRIOR, vectorized=True, seed=1, family="full")
+    points = qbvi.Ask(PRIOR, seed=1, family="full").ask()
     for name in PRIOR:
         assert_array_equal(points.values[name], seen[0][name])
     assert_array_equal(points.ids, np.arange(len(points)))
-    unnamed = qbvi.Ask(qbvi.Normal(0, 1, shape=3), seed=1).ask()
+    unnamed = qbvi.Ask(qbvi.Normal(0, 1, shape=3), seed=1, family="full").ask()
     assert unnamed.values.shape == (len(unnamed), 3)
     assert_array_equal(np.stack(list(unnamed)), unnamed.values)
     assert_array_equal(unnamed[2:4].values, unnamed.values[2:4])
@@ -126,31 +127,31 @@ def test_a_finished_one_can_be_loaded(tmp_path):
 def test_what_files_do_not_hold_is_given_again(tmp_path):
     prior = qbvi.LogPrior(lambda x: -np.sum(x**2), shape=2)
     function = lambda theta: -np.sum((theta - 1) ** 2)
-    opt = qbvi.Ask(prior, seed=5, on_failure=lambda failure: -1e3)
+    opt = qbvi.Ask(prior, seed=5, family="full", on_failure=lambda failure: -1e3)
     opt.tell(opt.ask(), [function(theta) for theta in opt.ask()])
     opt.save(tmp_path / "ask.qbvi")
     with pytest.raises(qbvi.CheckpointError, match="pass on_failure= to load"):
         qbvi.Ask.load(tmp_path / "ask.qbvi")
     again = qbvi.Ask.load(tmp_path / "ask.qbvi", prior=prior, on_failure="exclude")
-    assert_same(finish(again, function), qbvi.fit(function, prior, seed=5))
+    assert_same(finish(again, function), qbvi.fit(function, prior, seed=5, family="full"))
 
 
 def test_a_checkpoint_holds_what_was_told(tmp_path):
-    with qbvi.Ask(PRIOR, seed=5, checkpoint=tmp_path / "run") as opt:
+    with qbvi.Ask(PRIOR, seed=5, family="full", checkpoint=tmp_path / "run") as opt:
         for _ in range(2):
             opt.tell(opt.ask(), [density(point) for point in opt.ask()])
         some = opt.ask()[3:5]
         opt.tell(some, [density(point) for point in some])
         wanted = opt.ask().ids
-    with qbvi.Ask(PRIOR, seed=5, checkpoint=tmp_path / "run") as again:
+    with qbvi.Ask(PRIOR, seed=5, family="full", checkpoint=tmp_path / "run") as again:
         assert_array_equal(again.ask().ids, wanted)
-        assert_same(finish(again), fitted())
+        assert_same(finish(again), fitted("full"))
     with pytest.raises(qbvi.CheckpointError, match="what differs: prior"):
-        qbvi.Ask({"beta": qbvi.Normal(0, 1)}, seed=5, checkpoint=tmp_path / "run")
+        qbvi.Ask({"beta": qbvi.Normal(0, 1)}, seed=5, family="full", checkpoint=tmp_path / "run")
 
 
 def test_a_checkpoint_of_fit_is_no_file_of_ask(tmp_path):
-    qbvi.fit(density, PRIOR, seed=5, checkpoint=tmp_path / "run")
+    qbvi.fit(density, PRIOR, seed=5, family="full", checkpoint=tmp_path / "run")
     with pytest.raises(qbvi.CheckpointError, match=r"do not fit together|was not written by Ask.save"):
         qbvi.Ask.load(tmp_path / "run")
 
@@ -182,7 +183,7 @@ def test_failures_are_treated_as_fit_treats_them(value):
 
 
 def test_a_failed_value_is_asked_for_again_until_its_tries_are_used_up():
-    opt = qbvi.Ask(PRIOR, seed=5, on_failure="retry")
+    opt = qbvi.Ask(PRIOR, seed=5, family="full", on_failure="retry")
     points = opt.ask()
     assert opt.tell(points, [np.nan, *[density(point) for point in points[1:]]]) == len(points) - 1
     assert opt.ask().ids.tolist() == [0]
@@ -190,17 +191,17 @@ def test_a_failed_value_is_asked_for_again_until_its_tries_are_used_up():
     assert opt.tell(0, [None]) == 1  # the third try was the last
     assert opt.ask().ids.min() >= len(points)
 
-    opt = qbvi.Ask(PRIOR, seed=5, on_failure="retry")
+    opt = qbvi.Ask(PRIOR, seed=5, family="full", on_failure="retry")
     opt.tell(opt.ask()[:1], [np.nan])
-    assert_same(finish(opt), fitted())
+    assert_same(finish(opt), fitted("full"))
 
 
 def test_a_value_that_raises_is_refused_and_may_be_told_again():
-    opt = qbvi.Ask(PRIOR, seed=5)
+    opt = qbvi.Ask(PRIOR, seed=5, family="full")
     points = opt.ask()
     with pytest.raises(qbvi.EvaluationError, match=r"point 1 has the value .*nan"):
         opt.tell(points, [0.0, np.nan, *[1.0] * (len(points) - 2)])
-    assert_same(finish(opt), fitted())
+    assert_same(finish(opt), fitted("full"))
 
 
 @pytest.mark.parametrize("number", [-1, 10**6, 0.5, "one"])
@@ -225,11 +226,11 @@ def test_numbers_of_values_and_points_must_agree():
 
 def test_the_noise_is_told_too():
     prior = qbvi.Normal(0, 1, shape=2)
-    opt = qbvi.Ask(prior, seed=5, max_evals=300)
+    opt = qbvi.Ask(prior, seed=5, family="full", max_evals=300)
     while not opt.done:
         points = opt.ask()
         opt.tell(points, -np.sum(points.values**2, axis=1), noise_sd=0.1)
-    whole = qbvi.fit(lambda x: (-np.sum(x**2), 0.1), prior, seed=5, max_evals=300)
+    whole = qbvi.fit(lambda x: (-np.sum(x**2), 0.1), prior, seed=5, family="full", max_evals=300)
     assert_same(opt.fit(), whole)
     assert "noisy" in opt.fit().notes[0]
 

@@ -266,9 +266,9 @@ def test_separate_rates_and_clipping_compose(rng):
 
 def test_same_seed_same_result_however_the_function_is_called(rng):
     f, _, _ = conjugate(rng)
-    one = qbvi.fit(*as_vector(f)[:2], seed=5)
-    two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5)
-    other = qbvi.fit(*as_vector(f)[:2], seed=6)
+    one = qbvi.fit(*as_vector(f)[:2], seed=5, family="full")
+    two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5, family="full")
+    other = qbvi.fit(*as_vector(f)[:2], seed=6, family="full")
     np.testing.assert_array_equal(one.cov, two.cov)
     np.testing.assert_array_equal(one.trace.elbo, two.trace.elbo)
     assert one.trace.elbo[0] != other.trace.elbo[0]  # both end in the exact posterior, by other draws
@@ -323,7 +323,7 @@ def test_what_is_not_a_number_is_refused_by_name(arguments, message):
 
 def test_a_generator_or_a_seed_sequence_is_a_seed():
     first, again, other = (
-        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), seed=seed)
+        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), seed=seed, family="full")
         for seed in (np.random.default_rng(5), np.random.default_rng(5), np.random.SeedSequence(5))
     )
     assert first.seed == again.seed != other.seed
