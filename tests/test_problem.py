@@ -92,8 +92,8 @@ class TestArguments:
 
 class TestListsOfPriors:
     def test_bounds_are_uniform_priors_of_one_vector(self):
-        listed = qbvi.fit(log_likelihood, [(0, 1), (0, 5)], args=(Y,), seed=1)
-        uniform = qbvi.fit(log_likelihood, qbvi.Uniform([0, 0], [1, 5]), args=(Y,), seed=1)
+        listed = quick_fit(log_likelihood, [(0, 1), (0, 5)], args=(Y,), seed=1)
+        uniform = quick_fit(log_likelihood, qbvi.Uniform([0, 0], [1, 5]), args=(Y,), seed=1)
         assert listed.labels == uniform.labels == ("theta[0]", "theta[1]")
         # Two fits of the same posterior: each may miss 0.05 nats of it.
         np.testing.assert_allclose(listed.mean, uniform.mean, atol=0.05)

@@ -380,7 +380,7 @@ class TestNumbers:
         assert figure.get_supxlabel() == "above each density: median [50 % interval]"
 
     def test_narrow_panels_have_none(self):
-        assert not make_fit(Normal(0, 1, shape=8)).plot_pairs().axes[0].texts
+        assert not make_fit(Normal(0, 1, shape=7)).plot_pairs().axes[0].texts
         assert make_fit(Normal(0, 1, shape=3)).plot_pairs().axes[0].texts
 
     def test_bad_interval(self):
