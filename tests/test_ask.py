@@ -115,13 +115,150 @@ def test_saved_and_loaded_between_any_two_values(tmp_path, case, rng):
     assert_same(opt.fit(), finish(whole, failing))
 
 
-def test_a_finished_one_can_be_loaded(tmp_path):
-    opt = qbvi.Ask(PRIOR, seed=5)
+@pytest.mark.parametrize("case", ["automatic", "full", "diagonal"])
+def test_a_finished_one_can_be_loaded(tmp_path, case):
+    opt = qbvi.Ask(PRIOR, seed=5, **CASES[case])
     result = finish(opt)
     opt.save(tmp_path / "ask.qbvi")
     again = qbvi.Ask.load(tmp_path / "ask.qbvi")
     assert again.done
+    assert len(again.ask()) == 0
     assert_same(again.fit(), result)
+
+
+# --- saved between any two requests, of which there may be several from one step to the next
+
+
+def bent(theta, _):
+    """A banana: fresh draws contradict the first convergence, and the fit goes on."""
+    return float(-2 * theta[0] ** 2 - 2 * (theta[1] - 2 * theta[0] ** 2) ** 2 - theta[2] ** 2)
+
+
+def rough(theta, _):
+    """All portions of the fresh draws are needed."""
+    return bent(theta, _) + 2 * np.sin(4 * theta[1] * theta[2])
+
+
+def smooth(theta, _):
+    return float(-np.sum((theta - 1) ** 2))
+
+
+def noisy(theta, number):
+    """Each call has noise of its own, so some of the fresh draws are called again."""
+    return smooth(theta, number) + 0.3 * np.random.default_rng(number).standard_normal()
+
+
+def failing(theta, number):
+    """Each value where it fails is a failure however often it is told."""
+    return np.nan if theta[0] > 1.2 else bent(theta, number)
+
+
+@cache
+def earlier():
+    """Evaluations of an earlier fit, of which some are compared with the function, twice if that is noisy."""
+    return qbvi.fit(lambda theta: smooth(theta, 0), qbvi.Normal(0, 2, shape=3), seed=9, family="full").evaluations
+
+
+# Function, options, and how many requests there are at least beyond one for each step.
+BETWEEN = {
+    "full": (bent, {"family": "full"}, 4),
+    "diagonal": (bent, {"family": "diagonal"}, 2),
+    "low rank": (rough, {"family": qbvi.LowRank(1), "max_evals": 2000}, 1),
+    "product": (bent, {"family": ["a", "b"]}, 2),
+    "regression": (bent, {"method": qbvi.Regression(tol=0.3)}, 4),
+    "ridge": (rough, {"method": qbvi.Ridge(n_fresh=100), "max_evals": 900}, 1),
+    "qbvi": (rough, {"method": QUICK}, 1),
+    "automatic": (bent, {"max_evals": 100}, 0),
+    "noisy": (noisy, {"family": "full", "max_evals": 300}, 3),
+    "failing": (failing, {"family": "full", "on_failure": "exclude"}, 2),
+    "evaluations": (noisy, {"family": "diagonal", "evaluations": earlier}, 5),
+}
+
+
+def at(point):
+    return np.append(point["a"], point["b"]) if isinstance(point, dict) else point
+
+
+def converse(opt, function, some, between):
+    """Tell what is asked for, in portions, to the end.
+
+    Returns the fit, the numbers that were told, and how often something was asked.
+    """
+    told, n = [], 0
+    while not opt.done:
+        points = opt.ask()
+        points, n = points[: some(len(points))], n + 1
+        told += points.ids.tolist()
+        assert len(told) == len(set(told))
+        opt.tell(
+            points, [function(at(point), number) for point, number in zip(points, points.ids.tolist(), strict=True)]
+        )
+        opt = between(opt)
+    return opt, told, n
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_what_was_told_is_never_asked_for_again(tmp_path, case, rng):
+    function, options, n_more = BETWEEN[case]
+    prior = (
+        {"a": qbvi.Normal(0, 2, shape=2), "b": qbvi.Normal(0, 2)} if case == "product" else qbvi.Normal(0, 2, shape=3)
+    )
+    options = {"seed": 3} | {name: value() if value is earlier else value for name, value in options.items()}
+    whole, numbers, n = converse(qbvi.Ask(prior, **options), function, lambda n: n, lambda opt: opt)
+    assert n - whole.fit().record.n_iterations >= n_more
+
+    def saved(opt):
+        opt.save(tmp_path / "ask.qbvi")
+        return qbvi.Ask.load(tmp_path / "ask.qbvi")
+
+    def closed(opt):
+        opt.close()
+        return qbvi.Ask(prior, **options, checkpoint=tmp_path / "run")
+
+    some = lambda n: n if rng.random() < 0.7 else int(rng.integers(1, n + 1))
+    for opt, between in (
+        (qbvi.Ask(prior, **options), saved),
+        (qbvi.Ask(prior, **options, checkpoint=tmp_path / "run"), closed),
+    ):
+        last, told, _ = converse(opt, function, some, between)
+        assert told == numbers
+        assert_same(last.fit(), whole.fit())
+        assert last.fit().notes == whole.fit().notes
+        last.close()
+
+
+def test_saved_where_there_are_values_of_two_requests_and_failures_are_no_longer_excluded(tmp_path):
+    """A failure that would now end the fit is asked for again, and nothing else."""
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=3), seed=3, family="full", on_failure="exclude")
+    while len(opt.ask()) != 20:  # the first portion of fresh draws
+        opt.tell(opt.ask(), [bent(point, 0) for point in opt.ask()])
+    first, last = opt.ask(), opt.ask().ids[7]
+    opt.tell(first, [None if number == last else bent(p, 0) for p, number in zip(first, first.ids, strict=True)])
+    second = opt.ask()[:5]
+    opt.tell(second, [bent(point, 0) for point in second])
+    opt.save(tmp_path / "ask.qbvi")
+    again = qbvi.Ask.load(tmp_path / "ask.qbvi", on_failure="raise")
+    assert again.ask().ids.tolist() == [last]
+    again.tell(last, bent(next(iter(again.ask())), 0))
+    assert not set(again.ask().ids) & set(second.ids)
+
+
+def test_tries_are_counted_across_files(tmp_path):
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=3), seed=3, family="full", on_failure="retry")
+    for n_kept in (0, 0, 1):  # the third try is the last
+        assert opt.tell(0, [np.nan]) == n_kept
+        opt.save(tmp_path / "ask.qbvi")
+        opt = qbvi.Ask.load(tmp_path / "ask.qbvi")
+    assert 0 not in opt.ask().ids
+
+
+def test_a_note_on_the_size_is_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("qbvi.arrange._MOST_FULL_BY_DEFAULT", 2)
+    opt = qbvi.Ask(qbvi.Normal(0, 2, shape=3), seed=3, method=QUICK)
+    opt.tell(opt.ask(), [bent(point, 0) for point in opt.ask()])
+    opt.save(tmp_path / "ask.qbvi")
+    assert "correlations are not estimated" in opt.fit().notes[0]
+    assert qbvi.Ask.load(tmp_path / "ask.qbvi").fit().notes == opt.fit().notes
 
 
 def test_what_files_do_not_hold_is_given_again(tmp_path):

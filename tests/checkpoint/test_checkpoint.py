@@ -1,5 +1,6 @@
 """Checkpoints: the same fit to the last bit whatever ended it, nothing paid twice, and nothing believed that a file says."""
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import types
 import zipfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,6 +108,55 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
     die_after(paid, tmp_path / "run", method=METHODS[method])
     assert_same(fit(tmp_path / "run", method=METHODS[method]), whole)
     assert calls == whole.n_evals - paid
+
+
+def bent(theta, rows=None):
+    """A banana: fresh draws contradict the first convergence, and all portions of them are needed."""
+    counted(theta)
+    return -2 * theta[0] ** 2 - 2 * (theta[1] - 2 * theta[0] ** 2) ** 2 - theta[2] ** 2
+
+
+CLOSINGS = {
+    "full": {},
+    "diagonal": {"family": "diagonal"},
+    "two starts": {"n_starts": 2, "max_evals": 500},
+    "mini-batches": {"method": QUICK, "data": np.arange(30.0), "batch_size": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "ending"),
+    # A start that its share of the time ends is not settled: its draws are not those of a longer one.
+    [pair for pair in product(CLOSINGS, ["killed", "Ctrl-C", "max_time"]) if pair != ("two starts", "max_time")],
+)
+@pytest.mark.parametrize("states", sweep([0.0, 1e9], first=1))
+def test_ended_again_and_again_among_the_closing_draws(tmp_path, monkeypatch, case, ending, states):
+    """In each portion of them, and between any two; each value is paid for once."""
+    monkeypatch.setattr("qbvi.checkpoint.file._STATES", states)
+    options = {"function": bent, "on_mismatch": "keep", **CLOSINGS[case]}
+    whole = fit(**options)
+    paid = calls
+
+    def until(left):
+        """The function, until so many calls are made in all."""
+
+        def function(theta, rows=None):
+            if calls == left and ending == "killed":
+                raise Stopped
+            if calls == left and ending == "Ctrl-C":
+                raise KeyboardInterrupt
+            clock.now += 1.0
+            return bent(theta, rows)
+
+        return function
+
+    with standing_still() as clock:
+        for life in [*range(paid - 110, paid, 10), paid]:
+            limit = {"max_time": life - 0.5} if ending == "max_time" else {}
+            with contextlib.suppress(Stopped, KeyboardInterrupt):
+                fit(tmp_path / "run", **{**options, "function": until(paid + life), **limit})
+    assert_same(fit(tmp_path / "run", **options), whole)
+    assert calls == 2 * paid
 
 
 @pytest.mark.parametrize("method", sweep(["regression", "mini-batches", "qbvi"], first=2))
