@@ -61,7 +61,7 @@ def regression():
     return LogisticRegression(x, (rng.random(150) < 1 / (1 + np.exp(-x @ [1, -1, 0.5, 0]))).astype(float), 5.0)
 
 
-@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("unit", sweep([1e-3, 1e3, 1.0], first=2))
 def test_the_prior_may_be_in_any_unit(regression, unit):
     fit = qbvi.fit(
         lambda t: regression.log_likelihood(t / unit), qbvi.Normal(0, unit * 5**0.5, shape=4), vectorized=True, seed=2
@@ -217,7 +217,7 @@ def two_modes(x):
 
 
 def test_modes_of_several_starts_are_combined_by_their_evidence():
-    fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=8, seed=1)
+    fit = qbvi.fit(two_modes, qbvi.Normal(0, 10), n_starts=4, seed=1)
     assert fit.converged
     weight = 1 / (1 + np.exp(-1))  # both modes have the same prior
     # Two weights of evidence, known to 0.005 nats each; means and spreads of the modes in closed form.
@@ -230,8 +230,9 @@ def test_modes_of_several_starts_are_combined_by_their_evidence():
 
 
 def test_starts_that_agree_are_counted_and_paid_for(regression):
-    one = qbvi.fit(regression.log_likelihood, qbvi.Normal(0, 2, shape=4), vectorized=True, seed=1)
-    many = qbvi.fit(regression.log_likelihood, qbvi.Normal(0, 2, shape=4), vectorized=True, n_starts=3, seed=1)
+    options = {"vectorized": True, "seed": 1, "family": "full"}  # the starts are counted whatever the shape
+    one = qbvi.fit(regression.log_likelihood, qbvi.Normal(0, 2, shape=4), **options)
+    many = qbvi.fit(regression.log_likelihood, qbvi.Normal(0, 2, shape=4), n_starts=3, **options)
     assert many.converged
     assert many.n_evals > 2 * one.n_evals
     assert any("3 starts: 3 converged, 3 of them" in note for note in many.notes)
@@ -257,7 +258,7 @@ def test_ten_thousand_dimensions_with_a_diagonal_one():
     sd = np.linspace(0.5, 2, 10_000)
     fit = qbvi.fit(
         lambda t: -0.5 * np.sum((t / sd) ** 2, axis=1), qbvi.Normal(0, 10, shape=10_000), vectorized=True, family="diagonal",
-        max_evals=2000, seed=1,
+        max_evals=1400, seed=1,
     )  # fmt: skip
     assert fit.trace.elbo[-1] > fit.trace.elbo[0] + 1000
     assert not fit.converged
@@ -298,17 +299,17 @@ def test_kinks_tails_and_steps_on_a_line(name):
         assert best - bound(fit.mean, fit.sd) < near
 
 
+@pytest.mark.parametrize("seed", sweep([1, 2], first=1))
 @pytest.mark.parametrize("name", sweep(["student t", "laplace", "quartic", "saturating"], first=1))
-def test_kinks_and_tails_of_free_shape(name):
+def test_kinks_and_tails_of_free_shape(name, seed):
     """Quantiles of the posterior itself, by quadrature, if converged."""
     t = np.linspace(-40, 40, 40_001)
     p = np.exp(ON_A_LINE[name](np.minimum(t, 30)) - 0.5 * t**2 / 25)
     cdf = np.cumsum(p) / p.sum()
-    for seed in (1, 2):
-        fit = qbvi.fit(ON_A_LINE[name], qbvi.Normal(0, 5), vectorized=True, seed=seed)
-        if fit.converged:
-            levels = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
-            np.testing.assert_allclose(np.interp(fit.quantiles(levels), t, cdf), levels, atol=0.06)
+    fit = qbvi.fit(ON_A_LINE[name], qbvi.Normal(0, 5), vectorized=True, seed=seed)
+    if fit.converged:
+        levels = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+        np.testing.assert_allclose(np.interp(fit.quantiles(levels), t, cdf), levels, atol=0.06)
 
 
 @pytest.mark.parametrize(("width", "seed"), [(100.0, 2), (1000.0, 2)])
@@ -317,7 +318,7 @@ def test_a_saturating_likelihood_under_a_wide_prior_is_not_called_converged_from
 
     Regression, left-out draws and fresh ones can all miss it; these two used to say converged more than half a nat from the best Gaussian.
     """
-    z = np.linspace(-9, 9, 60_001)
+    z = np.linspace(-9, 9, 12_001)
     weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
 
     def bound(mean, sd):

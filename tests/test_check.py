@@ -94,13 +94,14 @@ class TestCheck:
             return -0.5 * np.sum((y[:, None] - theta["m"]) ** 2, axis=0)
 
         y = np.array([1.0, 2.0, 0.5])
-        fit = qbvi.fit(f, {"m": PRIOR}, data=y, vectorized=7, seed=1)
-        plain = qbvi.fit(lambda t: f({"m": t["m"][None]}, y)[0], {"m": PRIOR}, seed=1)
+        options = {"family": "full", "seed": 1}
+        fit = qbvi.fit(f, {"m": PRIOR}, data=y, vectorized=7, **options)
+        plain = qbvi.fit(lambda t: f({"m": t["m"][None]}, y)[0], {"m": PRIOR}, **options)
         seen.clear()
         assert fit.check(20).evidence == plain.check(20).evidence
         assert seen[:3] == [(7,), (7,), (6,)]
         with ThreadPoolExecutor(2) as pool:
-            shared = qbvi.fit(f, {"m": PRIOR}, data=y, vectorized=7, seed=1, executor=pool)
+            shared = qbvi.fit(f, {"m": PRIOR}, data=y, vectorized=7, executor=pool, **options)
             assert shared.check(20).evidence == plain.check(20).evidence
 
     def test_mini_batches_have_no_values_to_compare(self):
@@ -193,7 +194,7 @@ class TestExpect:
 
     def test_named_draws_keep_the_structure_of_the_prior(self):
         prior = {"a": qbvi.Normal(0, 1, shape=2), "s": qbvi.HalfNormal(1)}
-        fit = qbvi.fit(lambda t: -float(t["a"] @ t["a"]) - float(t["s"]), prior, seed=1).check(200)
+        fit = qbvi.fit(lambda t: -float(t["a"] @ t["a"]) - float(t["s"]), prior, family="full", seed=1).check(200)
         draws = fit.weighted_draws()
         assert {name: x.shape for name, x in draws.draws.items()} == {"a": (200, 2), "s": (200,)}
         assert draws.mean["a"].shape == (2,)

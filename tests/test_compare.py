@@ -19,6 +19,7 @@ def fitted(scale, pointwise=True, y=Y, prior=None):
         terms if pointwise else lambda m: float(terms(m).sum()),
         qbvi.Normal(0, 1) if prior is None else prior,
         pointwise=pointwise,
+        family="full",
         seed=1,
     )
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import qbvi
 from oracles import GaussianTarget, gaussian_kl
 from qbvi.stopping import MaxIterations
+from sweeps import sweep
 
 QUICK = qbvi.QBVI(n_samples=40, stop=(MaxIterations(60),), n_fresh=50, learning_rate=0.3)
 
@@ -92,14 +93,18 @@ WAYS = [
 def test_every_way_to_say_it_gives_the_exact_posterior(way, rng):
     f, mean, cov = conjugate(rng)
     function, prior, options = way(f)
-    fit = qbvi.fit(function, prior, seed=1, **options)
+    fit = qbvi.fit(function, prior, seed=1, family="full", **options)
     assert gap(fit, mean, cov) < 0.01
     assert fit.converged
 
 
-@pytest.mark.parametrize("d", [1, 2, 10, 50])
-@pytest.mark.parametrize("condition", [1.0, 1e6])
-def test_a_gaussian_log_likelihood_is_recovered(d, condition):
+@pytest.mark.parametrize(
+    "case",
+    sweep([(1e6, 1), (1e6, 2), (1e6, 10), (1.0, 50), (1.0, 1), (1.0, 2), (1.0, 10), (1e6, 50)], first=4),
+    ids=str,
+)
+def test_a_gaussian_log_likelihood_is_recovered(case):
+    condition, d = case
     target = GaussianTarget.random(np.random.default_rng(d), d, condition)
     fit = qbvi.fit(target.log_density, qbvi.Flat(shape=d), vectorized=True, seed=1)
     assert fit.converged
@@ -261,9 +266,9 @@ def test_separate_rates_and_clipping_compose(rng):
 
 def test_same_seed_same_result_however_the_function_is_called(rng):
     f, _, _ = conjugate(rng)
-    one = qbvi.fit(*as_vector(f)[:2], seed=5)
-    two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5)
-    other = qbvi.fit(*as_vector(f)[:2], seed=6)
+    one = qbvi.fit(*as_vector(f)[:2], seed=5, family="full")
+    two = qbvi.fit(*as_vectorized(f)[:2], vectorized=True, seed=5, family="full")
+    other = qbvi.fit(*as_vector(f)[:2], seed=6, family="full")
     np.testing.assert_array_equal(one.cov, two.cov)
     np.testing.assert_array_equal(one.trace.elbo, two.trace.elbo)
     assert one.trace.elbo[0] != other.trace.elbo[0]  # both end in the exact posterior, by other draws
@@ -318,7 +323,7 @@ def test_what_is_not_a_number_is_refused_by_name(arguments, message):
 
 def test_a_generator_or_a_seed_sequence_is_a_seed():
     first, again, other = (
-        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), seed=seed)
+        qbvi.fit(lambda x: -(x**2), qbvi.Normal(0, 1), seed=seed, family="full")
         for seed in (np.random.default_rng(5), np.random.default_rng(5), np.random.SeedSequence(5))
     )
     assert first.seed == again.seed != other.seed
@@ -514,20 +519,34 @@ def test_priors_that_cannot_be_are_refused():
 # ---------------------------------------------------------------- nothing breaks
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    d=st.integers(1, 100),
-    prior_scale=st.floats(-3, 3).map(lambda x: 10.0**x),
-    start=st.floats(-100, 100),
-    rate=st.floats(0.01, 1.0),
-    step=st.sampled_from(["bounded-rate", "exponential", "retraction", "cholesky-log"]),
-    estimator=st.sampled_from(
+PROBLEMS = {
+    "d": st.integers(1, 100),
+    "prior_scale": st.floats(-3, 3).map(lambda x: 10.0**x),
+    "start": st.floats(-100, 100),
+    "family": st.sampled_from(["full", "diagonal"]),
+    "curvature": st.floats(-4, 4).map(lambda x: 10.0**x),
+}
+PARTS = {
+    "rate": st.floats(0.01, 1.0),
+    "step": st.sampled_from(["bounded-rate", "exponential", "retraction", "cholesky-log"]),
+    "estimator": st.sampled_from(
         ["score-function", "control-variate", "control-variate-centred", "leave-one-out", "residual"]
     ),
-    family=st.sampled_from(["full", "diagonal"]),
-    curvature=st.floats(-4, 4).map(lambda x: 10.0**x),
-)
-def test_no_decomposition_error_reaches_a_user(d, prior_scale, start, rate, step, estimator, family, curvature):
+}
+
+
+def tried(check, n_examples, **strategies):
+    """Try a check on so many examples, the same ones in every run."""
+    options = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
+    settings(max_examples=n_examples, **options)(given(**strategies)(check))()
+
+
+@pytest.mark.parametrize("n_examples", sweep([25, 100], first=1))
+def test_no_decomposition_error_reaches_a_user(n_examples):
+    tried(no_decomposition_error, n_examples, **PROBLEMS, **PARTS)
+
+
+def no_decomposition_error(d, prior_scale, start, rate, step, estimator, family, curvature):
     """From any start, prior scale, dimension and parts: a posterior with finite mean and positive variances."""
     method = qbvi.QBVI(
         estimator=estimator, step=step, learning_rate=rate, n_samples=6, stop=(MaxIterations(12),), n_fresh=4
@@ -541,16 +560,12 @@ def test_no_decomposition_error_reaches_a_user(d, prior_scale, start, rate, step
     assert np.all(np.isfinite(fit.sample(3, seed=1)))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    d=st.integers(1, 100),
-    prior_scale=st.floats(-3, 3).map(lambda x: 10.0**x),
-    start=st.floats(-100, 100),
-    power=st.sampled_from([1.0, 1.5, 2.0, 4.0]),
-    family=st.sampled_from(["full", "diagonal"]),
-    curvature=st.floats(-4, 4).map(lambda x: 10.0**x),
-)
-def test_no_decomposition_error_reaches_a_user_of_the_default(d, prior_scale, start, power, family, curvature):
+@pytest.mark.parametrize("n_examples", sweep([15, 60], first=1))
+def test_no_decomposition_error_reaches_a_user_of_the_default(n_examples):
+    tried(no_decomposition_error_by_default, n_examples, **PROBLEMS, power=st.sampled_from([1.0, 1.5, 2.0, 4.0]))
+
+
+def no_decomposition_error_by_default(d, prior_scale, start, power, family, curvature):
     """The same for the default method: kinks, flat and steep functions, starts far outside of the prior."""
     fit = qbvi.fit(
         lambda t: -curvature * np.sum(np.abs(t - 1) ** power, axis=1), qbvi.Normal(0, prior_scale, shape=d),
@@ -561,7 +576,7 @@ def test_no_decomposition_error_reaches_a_user_of_the_default(d, prior_scale, st
     assert np.all(np.isfinite(fit.sample(3, seed=1)))
 
 
-@pytest.mark.parametrize("phase", [0.02, 6.25, 3.0])
+@pytest.mark.parametrize("phase", sweep([0.02, 6.25, 3.0], first=2))
 def test_a_phase_at_the_wall_is_no_special_case(phase):
     """The posterior of a sinusoid's phase is the same wherever the period is cut."""
     t = np.linspace(0, 10, 40)

@@ -33,11 +33,11 @@ def exact_loo(y, prior_sd):
 
 @pytest.fixture(scope="module")
 def fit():
-    return qbvi.fit(normal_terms, PRIOR, pointwise=True, seed=1)
+    return qbvi.fit(normal_terms, PRIOR, pointwise=True, family="full", seed=1)
 
 
 def test_the_fit_is_that_of_the_sum(fit):
-    other = qbvi.fit(lambda m: float(normal_terms(m).sum()), PRIOR, seed=1)
+    other = qbvi.fit(lambda m: float(normal_terms(m).sum()), PRIOR, family="full", seed=1)
     assert fit.elbo == other.elbo
     assert_array_equal(fit.q, other.q)
 
@@ -124,9 +124,10 @@ class TestForms:
         def terms(m, y):
             return stats.norm.logpdf(y, np.asarray(m)[:, None], 1.0)
 
-        here = qbvi.fit(terms, PRIOR, data=Y, vectorized=8, pointwise=True, seed=1)
+        options = {"data": Y, "vectorized": 8, "pointwise": True, "family": "full", "seed": 1}
+        here = qbvi.fit(terms, PRIOR, **options)
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
-            there = qbvi.fit(terms, PRIOR, data=Y, vectorized=8, pointwise=True, executor=threads, seed=1)
+            there = qbvi.fit(terms, PRIOR, **options, executor=threads)
             assert_array_equal(here.q, there.q)
             assert_array_equal(here.loo(100).pointwise, there.loo(100).pointwise)
 

@@ -99,8 +99,8 @@ class TestFreeShape:
     def test_moments_of_the_posterior(self, rough):
         other = lambda u: banana(1.2 * u + 0.2)
         chains = rough.mcmc(12_000, other, vectorized=True, seed=3)
-        t = np.linspace(-8, 8, 801)
-        grid = np.stack(np.meshgrid(t, np.linspace(-20, 4, 1201), indexing="ij"), axis=-1)
+        t = np.linspace(-8, 8, 321)
+        grid = np.stack(np.meshgrid(t, np.linspace(-20, 4, 481), indexing="ij"), axis=-1)
         w = np.exp(other(grid) - np.sum(grid**2, axis=-1) / 18)
         mean = np.tensordot(w, grid, 2) / w.sum()
         sd = np.sqrt(np.tensordot(w, (grid - mean) ** 2, 2) / w.sum())

@@ -17,6 +17,13 @@ from qbvi.page import Trust, notebook_html, verdict_of
 from qbvi.results import Fit, Report, Trace
 
 pytest.importorskip("matplotlib", reason="pictures come with the extra qbvi[plots]").use("agg")
+from matplotlib.figure import Figure
+
+
+def sketch(figure, file, **_):
+    """Writes no picture: to draw that of many entries takes a second, and the text around it is what is tested."""
+    file.write(b"a sketch")
+
 
 VOID = {"meta", "img", "br"}
 GOOD = {"converged": True, "stop_kind": StopKind.MISSING, "stop_reason": "few nats are missing", "n_evals": 100}
@@ -109,7 +116,8 @@ class TestReport:
             assert "script" not in Balance(text).tags
             assert "<script" not in text
 
-    def test_many_entries_are_shown_in_part(self, tmp_path):
+    def test_many_entries_are_shown_in_part(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(Figure, "savefig", sketch)
         fit = make_fit(Normal(0, 1, shape=30), **GOOD)
         page = fit.report(tmp_path / "r.html").read_text(encoding="utf-8")
         assert "Marginal densities of the first 24 of 30 entries." in page

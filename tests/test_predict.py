@@ -71,6 +71,9 @@ def _items(value):
 
 @pytest.mark.parametrize("executor", [2, "threads"])
 def test_executors_and_random_numbers_give_the_same(fit, executor):
+    def simulated(p, x, rng):  # one that travels by its code: the processes need not import this module
+        return rng.normal(p["a"] + p["b"][0] * x, p["s"])
+
     x = np.arange(3.0)
     here = fit.predict(simulated, data=x, n=24, seed=7)
     with concurrent.futures.ThreadPoolExecutor(2) as threads:

@@ -9,6 +9,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -45,6 +46,8 @@ from qbvi.starts import check_init
 from qbvi.stopping import Budget
 
 __all__ = ["Ask", "Points"]
+
+_NO_TRIES: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,13 +248,15 @@ class Ask:
         """
         values = {"snapshot": self._snapshot, "family": self._run.family, "budget": self._run.budget}
         policy = self._run.black_box.on_failure
-        setup = {"model": self._run.model.to_spec(), "on_failure": policy if isinstance(policy, str) else None}
-        answers = Answers()
-        if self._received:
-            answers.add(self._last, self._received)
+        setup = {
+            "model": self._run.model.to_spec(),
+            "on_failure": policy if isinstance(policy, str) else None,
+            "note": self._run.note,
+            "tries": [list(tried) for tried in self._tries.items()],
+        }
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
         values |= {"method": self._run.algorithm, "earlier": self._run.earlier}
-        write_saved(path, identity, values, setup, answers)
+        write_saved(path, identity, values, setup, self._answers)
 
     @classmethod
     def load(
@@ -280,19 +285,23 @@ class Ask:
             saved.read("budget", Budget),
             saved.seed,
             earlier=saved.read("earlier", object),
+            note=str(saved.setup.get("note", "")),
         )
         saved.restore(self._run)
         self._checkpoint = None
-        self._begin(None, saved.answers)
+        self._begin(None, saved.answers, _tries(saved))
         return self
 
-    def _begin(self, init: Any, answers: Answers) -> None:
+    def _begin(self, init: Any, answers: Answers, tries: Mapping[int, int] = _NO_TRIES) -> None:
         self._fit: Fit | None = None
         self._error: BaseException | None = None  # that ended the fit
-        self._saved_answers, keep = answers, self._run.on_turn
+        self._tries: Counter[int] = Counter(tries)  # failed tries by number of the point
+        # All values since the snapshot: there may be several requests before the next one.
+        self._answers, keep = answers, self._run.on_turn
 
         def remember(is_last: bool) -> None:
             self._snapshot = self._run.snapshot()
+            self._answers.forget_before(self._snapshot.number)
             if keep is not None:
                 keep(is_last)
 
@@ -308,14 +317,19 @@ class Ask:
     def _wait_for(self, request: Request) -> None:
         self._request = self._last = request
         self._first_id = self._run.black_box.n_evals
-        self._tries: Counter[int] = Counter()
+        for number in [tried for tried in self._tries if tried < self._first_id]:
+            del self._tries[number]
         self._received = (
-            self._checkpoint.known(request) if self._checkpoint is not None else self._saved_answers.to(request)
+            self._answers.known(request, self._run.black_box)
+            if self._checkpoint is None
+            else self._checkpoint.known(request)
         )
+        self._answers.add(request, self._received)
 
     def _receive(self, news: dict[int, Outcome]) -> None:
         if self._checkpoint is not None and news:
             self._checkpoint.note(self._last, news)
+        self._answers.add(self._last, news)
         self._received.update(news)
         self._advance()
 
@@ -352,8 +366,8 @@ class Ask:
         """Count a failed try, and say whether ``on_failure`` allows another one."""
         if outcome.failure is None:
             return False
-        self._tries[i] += 1
-        return self._tries[i] < self._run.black_box.tries(outcome.failure)
+        self._tries[self._first_id + i] += 1
+        return self._tries[self._first_id + i] < self._run.black_box.tries(outcome.failure)
 
     def _outcome(self, i: int, value: Any, noise_sd: Any) -> Outcome:
         """Treat a value as if the function had returned it, or raised it."""
@@ -367,7 +381,7 @@ class Ask:
 
         (outcome,) = Calls(function)(rows(self._last.points, [i]), (), (ShapeError,))
         box, failure = self._run.black_box, outcome.failure
-        is_last = failure is not None and self._tries[i] + 1 >= box.tries(failure)
+        is_last = failure is not None and self._tries[self._first_id + i] + 1 >= box.tries(failure)
         if failure is not None and is_last and box.treatment(failure) == "raise":
             msg = f"point {self._first_id + i} has the value {failure!r}; pass on_failure='exclude' or 'floor' to go on without such points"
             raise EvaluationError(msg, failure)
@@ -394,6 +408,13 @@ def _model_and_policy(saved: Saved, prior: Any, on_failure: OnFailure | None) ->
     except (KeyError, TypeError) as error:
         msg = f"{str(saved.path)!r} was not written by Ask.save; use it as checkpoint= where it comes from"
         raise CheckpointError(msg) from error
+
+
+def _tries(saved: Saved) -> dict[int, int]:
+    try:
+        return {int(number): int(n) for number, n in saved.setup.get("tries", [])}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(saved.inconsistent(error)) from error
 
 
 def _listed(points: Any) -> list[int]:

@@ -1,5 +1,6 @@
 """Checkpoints: the same fit to the last bit whatever ended it, nothing paid twice, and nothing believed that a file says."""
 
+import contextlib
 import errno
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import types
 import zipfile
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ from qbvi.conversation import Snapshot
 from qbvi.regression.rules import Effort, Rules
 from qbvi.starts import starting_points
 from qbvi.stopping import Budget
+from sweeps import sweep
 
 PRIOR = qbvi.Normal(0, 2, shape=3)
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(6), n_fresh=30)
@@ -96,7 +99,7 @@ def test_a_checkpoint_changes_nothing_and_a_finished_one_costs_nothing(tmp_path,
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("share", [0.0, 0.13, 0.5, 0.99])
+@pytest.mark.parametrize("share", sweep([0.0, 0.5, 0.99, 0.13], first=3))
 @pytest.mark.parametrize("states", [0.0, 1e9], ids=["journal", "states"])
 def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, share, states):
     monkeypatch.setattr("qbvi.checkpoint.file._STATES", states)  # no state after the first, or one after every step
@@ -107,7 +110,56 @@ def test_a_run_that_died_goes_on_where_it_was(tmp_path, monkeypatch, method, sha
     assert calls == whole.n_evals - paid
 
 
-@pytest.mark.parametrize("method", ["regression", "qbvi", "mini-batches"])
+def bent(theta, rows=None):
+    """A banana: fresh draws contradict the first convergence, and all portions of them are needed."""
+    counted(theta)
+    return -2 * theta[0] ** 2 - 2 * (theta[1] - 2 * theta[0] ** 2) ** 2 - theta[2] ** 2
+
+
+CLOSINGS = {
+    "full": {},
+    "diagonal": {"family": "diagonal"},
+    "two starts": {"n_starts": 2, "max_evals": 500},
+    "mini-batches": {"method": QUICK, "data": np.arange(30.0), "batch_size": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "ending"),
+    # A start that its share of the time ends is not settled: its draws are not those of a longer one.
+    [pair for pair in product(CLOSINGS, ["killed", "Ctrl-C", "max_time"]) if pair != ("two starts", "max_time")],
+)
+@pytest.mark.parametrize("states", sweep([0.0, 1e9], first=1))
+def test_ended_again_and_again_among_the_closing_draws(tmp_path, monkeypatch, case, ending, states):
+    """In each portion of them, and between any two; each value is paid for once."""
+    monkeypatch.setattr("qbvi.checkpoint.file._STATES", states)
+    options = {"function": bent, "on_mismatch": "keep", **CLOSINGS[case]}
+    whole = fit(**options)
+    paid = calls
+
+    def until(left):
+        """The function, until so many calls are made in all."""
+
+        def function(theta, rows=None):
+            if calls == left and ending == "killed":
+                raise Stopped
+            if calls == left and ending == "Ctrl-C":
+                raise KeyboardInterrupt
+            clock.now += 1.0
+            return bent(theta, rows)
+
+        return function
+
+    with standing_still() as clock:
+        for life in [*range(paid - 110, paid, 10), paid]:
+            limit = {"max_time": life - 0.5} if ending == "max_time" else {}
+            with contextlib.suppress(Stopped, KeyboardInterrupt):
+                fit(tmp_path / "run", **{**options, "function": until(paid + life), **limit})
+    assert_same(fit(tmp_path / "run", **options), whole)
+    assert calls == 2 * paid
+
+
+@pytest.mark.parametrize("method", sweep(["regression", "mini-batches", "qbvi"], first=2))
 def test_killed_at_twenty_moments(tmp_path, method):
     script = Path(__file__).parents[1] / "helpers" / "killed.py"
     done = subprocess.run([sys.executable, script, method, tmp_path], capture_output=True, text=True, check=False)
@@ -120,7 +172,7 @@ def test_killed_at_twenty_moments(tmp_path, method):
     assert came_out["never paid"] == came_out["but not in flight"] == 0  # only what was in flight may be paid twice
 
 
-@pytest.mark.parametrize("died_in", [1, 2, 3])
+@pytest.mark.parametrize("died_in", sweep([2, 1, 3], first=1))
 def test_each_start_has_a_file_of_its_own(tmp_path, died_in):
     whole = fit(n_starts=3)
     died = int((died_in - 0.5) / 3 * whole.n_evals)

@@ -11,6 +11,7 @@ import pytest
 
 import qbvi
 from faults import Faulty, Target
+from sweeps import sweep
 
 distributed = pytest.importorskip("distributed", reason="the extra qbvi[dask] is not installed")
 dask = pytest.importorskip("dask")
@@ -209,12 +210,15 @@ def test_mini_batches_are_the_same_wherever_the_parts_are(client, options):
     np.testing.assert_array_equal(fits[0].q, fits[1].q)
 
 
-def test_parts_that_were_sent_from_here_are_sent_again_when_their_worker_dies(client):
+@pytest.mark.parametrize("n_killed", sweep([1, 2], first=1))
+def test_parts_that_were_sent_from_here_are_sent_again_when_their_worker_dies(client, n_killed):
     likelihood = qbvi.ShardedLikelihood(squares, PLAIN, client=client)
     theta = np.random.default_rng(1).standard_normal((5, 3))
     expected = qbvi.ShardedLikelihood(squares, PLAIN)(theta)
     np.testing.assert_array_equal(likelihood(theta), expected)
-    for pid in pids(client):
+    holder = client.run(os.getpid)[next(worker for worker, held in client.has_what().items() if held)]
+    # The other worker holds the parts of the first once that is dead.
+    for pid in sorted(pids(client), key=lambda pid: pid != holder)[:n_killed]:
         os.kill(pid, signal.SIGKILL)
         np.testing.assert_array_equal(likelihood(theta), expected)
 

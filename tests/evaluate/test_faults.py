@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import qbvi
-from faults import FailsOnce, Faulty, Target
+from faults import FailsOnce, Faulty, LateFault, Target
 from oracles import gaussian_kl
 from qbvi.evaluate import BlackBox, EvaluationError
 from qbvi.regression.rules import Effort, Rules
@@ -183,16 +183,6 @@ def test_raise_comes_with_the_point_and_the_fit_so_far(what):
     assert late.is_bad(caught.value.failure.parameters)
     assert len(caught.value.fit.trace) >= 1
     assert np.isfinite(caught.value.fit.mean).all()
-
-
-class LateFault(Faulty):
-    """Fails once the search has come near the answer: not in the first step."""
-
-    def __init__(self, what):
-        super().__init__(what, 100)
-
-    def is_bad(self, theta):
-        return np.sum((theta - self.mean) ** 2) < 0.3
 
 
 def test_a_slow_tail_changes_nothing_but_the_time():

@@ -197,7 +197,7 @@ def test_hard_edges():
     assert_allclose(draws.mean(axis=0), [0.798, -0.509], atol=0.15)
 
 
-@pytest.mark.parametrize("seed", sweep([2, 0, 1, 3, 4, 5], first=2))
+@pytest.mark.parametrize("seed", sweep([2, 0, 1, 3, 4, 5], first=1))
 def test_a_small_box_of_possible_values(seed):
     """Two per cent of the prior are possible, away from its centre: eighty points may all miss them."""
     low, high = np.array([0.1, 0.7]), np.array([0.2, 0.9])
@@ -649,7 +649,7 @@ def mortal(x):
     return skewed(x)
 
 
-@pytest.mark.parametrize("evaluations", [20, 60, 75])
+@pytest.mark.parametrize("evaluations", sweep([20, 75, 60], first=2))  # in the search, and in the rounds
 def test_a_killed_fit_resumes_to_the_same_bits(evaluations, stopped, tmp_path):
     global calls, left
     calls, left = 0, evaluations

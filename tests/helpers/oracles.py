@@ -225,8 +225,10 @@ def expected_softplus(mean: Array, sd: Array) -> tuple[Array, Array, Array]:
     even or odd in b and gone beyond |b| = 40, by Gauss-Legendre on half the line.
     """
     wide = sd > 1.0
-    narrow, broad = _hermite(mean, np.minimum(sd, 1.0)), _ramp_and_rest(mean, np.maximum(sd, 1.0))
-    value, slope, curvature = (np.where(wide, b, n) for n, b in zip(narrow, broad, strict=True))
+    value, slope, curvature = found = np.empty((3, len(mean)))
+    for rows, rule in ((~wide, _hermite), (wide, _ramp_and_rest)):
+        if rows.any():
+            found[:, rows] = rule(mean[rows], sd[rows])
     return value, slope, curvature
 
 
@@ -294,15 +296,19 @@ def _training(covariates: Array, y: Array, standardise: range) -> LogisticRegres
     return LogisticRegression(design[rows], y[rows], PAPER_PRIOR_VARIANCE)
 
 
+# The nodes of a rule are eigenvalues: computed once, as the search for a best Gaussian asks for hundreds of expectations.
+_hermite_nodes, _legendre_nodes = cache(np.polynomial.hermite_e.hermegauss), cache(np.polynomial.legendre.leggauss)
+
+
 def _hermite(mean: Array, sd: Array) -> tuple[Array, Array, Array]:
-    z, weights = np.polynomial.hermite_e.hermegauss(64)
+    z, weights = _hermite_nodes(64)
     b = mean[:, None] + sd[:, None] * z
     weights = weights / weights.sum()
     return np.logaddexp(0.0, b) @ weights, expit(b) @ weights, (expit(b) * expit(-b)) @ weights
 
 
 def _ramp_and_rest(mean: Array, sd: Array) -> tuple[Array, Array, Array]:
-    t, weights = np.polynomial.legendre.leggauss(128)
+    t, weights = _legendre_nodes(128)
     b, weights = 20.0 * (1.0 + t), 20.0 * weights
     at_plus, at_minus = (_normal_pdf((s * b - mean[:, None]) / sd[:, None]) / sd[:, None] for s in (1.0, -1.0))
     ratio = mean / sd

@@ -1,6 +1,5 @@
 """from_log_prob: the function and the walkers of an ensemble sampler."""
 
-import emcee
 import numpy as np
 import pytest
 
@@ -46,6 +45,8 @@ def fit(problem):
 
 
 def test_agrees_with_emcee_on_its_tutorial_problem(fit):
+    import emcee  # not above: the processes of another test import this module
+
     sampler = emcee.EnsembleSampler(32, 3, stacked_log_prob, args=(X, Y, SD), vectorize=True)
     sampler.random_state = np.random.RandomState(1).get_state()
     sampler.run_mcmc(WALKERS, 2500)

@@ -288,9 +288,16 @@ class TestPairs:
         fit = make_fit(Normal(0, 1, shape=11))
         with pytest.raises(ValueError, match="between 1 and 10 entries, got 11"):
             fit.plot_pairs()
-        assert len(fit.plot_pairs(max_parameters=11).axes) == 66
+        few = make_fit(Normal(0, 1, shape=3))
+        with pytest.raises(ValueError, match="between 1 and 2 entries, got 3"):
+            few.plot_pairs(max_parameters=2)
+        assert len(few.plot_pairs(max_parameters=3).axes) == 6
         with pytest.raises(ValueError, match="at least two entries to pair, got 1"):
             fit.plot_pairs(["theta[0]"])
+
+    @pytest.mark.soak
+    def test_more_parameters_than_by_default_are_drawn_if_asked_for(self):
+        assert len(make_fit(Normal(0, 1, shape=11)).plot_pairs(max_parameters=11).axes) == 66
 
 
 def test_figures_do_not_accumulate_and_show_themselves():
@@ -373,7 +380,7 @@ class TestNumbers:
         assert figure.get_supxlabel() == "above each density: median [50 % interval]"
 
     def test_narrow_panels_have_none(self):
-        assert not make_fit(Normal(0, 1, shape=8)).plot_pairs().axes[0].texts
+        assert not make_fit(Normal(0, 1, shape=7)).plot_pairs().axes[0].texts
         assert make_fit(Normal(0, 1, shape=3)).plot_pairs().axes[0].texts
 
     def test_bad_interval(self):

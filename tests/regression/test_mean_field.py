@@ -14,7 +14,7 @@ from qbvi.arrange import MOST_JOINT, KnownPrior, arrange, law_name
 from qbvi.families import Bernoulli, Gaussian, InverseGamma
 from sweeps import sweep
 
-SEEDS = sweep(range(10), first=2)
+SEEDS = sweep(range(10), first=1)
 
 
 def own_law(prior):
@@ -182,7 +182,7 @@ def test_the_oracle_is_an_optimum():
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-@pytest.mark.parametrize("seed", sweep(range(5), first=2))
+@pytest.mark.parametrize("seed", sweep(range(5), first=1))
 def test_linear_regression_reaches_the_mean_field_optimum(covariance, seed):
     case = synthetic()
     fit = qbvi.fit(case.log_likelihood, case.priors, vectorized=True, family=mean_field(covariance), seed=seed)
@@ -206,7 +206,7 @@ def test_har_reaches_the_mean_field_optimum(covariance, seed):
     assert max(alpha, beta) < 0.02
 
 
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("covariance", sweep(["full", "diagonal"], first=1))
 def test_algorithm_3_with_the_residual_estimator_comes_near(covariance):
     """The paper's mean-field loop: natural gradients of all factors, on the residual instead of the bare likelihood."""
     case = synthetic()
@@ -487,13 +487,13 @@ def test_a_saddle_is_left(tilt, seed):
     assert fit.elbo > -1.40  # log(1/4) and a little at (0, 0)
 
 
-def test_factors_that_depend_strongly_are_not_called_converged_far_from_the_best_product():
+@pytest.mark.parametrize("seed", sweep(range(3), first=1))
+def test_factors_that_depend_strongly_are_not_called_converged_far_from_the_best_product(seed):
     """Only N p is known: the best product is at -37.89, and log p / q varies by tens of nats under any that is found."""
     y = np.array([24.0, 22, 27, 21, 26])
     prior = {"N": qbvi.Poisson(60.0), "p": qbvi.Beta(1, 1)}
-    for seed in range(3):
-        fit = qbvi.fit(lambda p: -0.5 * np.sum((y - p["N"] * p["p"]) ** 2), prior, seed=seed)
-        assert not fit.converged or fit.elbo > -38.4
+    fit = qbvi.fit(lambda p: -0.5 * np.sum((y - p["N"] * p["p"]) ** 2), prior, seed=seed)
+    assert not fit.converged or fit.elbo > -38.4
 
 
 @pytest.mark.parametrize(
@@ -508,6 +508,6 @@ def test_factors_that_depend_strongly_are_not_called_converged_far_from_the_best
     ids=lambda prior: type(prior).__name__,
 )
 def test_several_starts_with_laws(prior):
-    fit = qbvi.fit(lambda x: -float(np.sum((x - 0.3) ** 2)), prior, family=asked(prior), n_starts=3, seed=0)
+    fit = qbvi.fit(lambda x: -float(np.sum((x - 0.3) ** 2)), prior, family=asked(prior), n_starts=2, seed=0)
     assert np.isfinite(fit.elbo)
     assert any("starts" in note for note in fit.notes)

@@ -15,6 +15,8 @@ FAMILIES, PREDICT = ROOT / "docs" / "families.md", ROOT / "docs" / "predict.md"
 SKLEARN = ROOT / "docs" / "from" / "scikit-learn.md"
 # Enough for every line to run, and for the first step of each fit; what the fits find is tested elsewhere.
 MOST_EVALUATIONS = {"qbvi": 350, "qbvi.models.base": 150}
+FEW_STEPS = {"n_steps": 60, "warmup": 20}
+FEW_DRAWS = 500
 
 
 def blocks(path):
@@ -41,6 +43,9 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(f"{module}.fit", partial(short, real, most))
     for name in ("arviz", "emcee", "matplotlib", "pandas"):
         pytest.importorskip(name, reason=f"{name} is not installed")
+    ensemble, chains = qbvi.baselines.mcmc, qbvi.Fit.mcmc
+    monkeypatch.setattr(qbvi.baselines, "mcmc", lambda *args, **options: ensemble(*args, **options | FEW_STEPS))
+    monkeypatch.setattr(qbvi.Fit, "mcmc", lambda fit, n, **options: chains(fit, min(n, FEW_DRAWS), **options))
     run(README, {})
     assert "limit" in capsys.readouterr().out
     guide = {}
@@ -58,7 +63,9 @@ def test_every_python_block_runs(tmp_path, monkeypatch, capsys):
 def test_the_page_of_scikit_learn_runs(monkeypatch):
     datasets = pytest.importorskip("sklearn.datasets", reason="scikit-learn is not installed")
     X, y = datasets.load_breast_cancer(return_X_y=True, as_frame=True)
-    monkeypatch.setattr(datasets, "load_breast_cancer", lambda **_: (X.iloc[:, :6], y))  # the page fits it 27 times
+    monkeypatch.setattr(
+        datasets, "load_breast_cancer", lambda **_: (X.iloc[::3, :6], y[::3])
+    )  # the page fits it 27 times
     namespace = {}
     run(SKLEARN, namespace)
     assert namespace["sd"].shape == (2,)

@@ -47,8 +47,15 @@ def test_the_default_ends_within_a_hundredth_of_a_nat_or_five(name, tolerance, f
         assert result.converged
 
 
-@pytest.mark.parametrize("reading", ["literal", "nearest"])
-@pytest.mark.parametrize("name", ["labour", "credit"])
+@pytest.mark.parametrize(
+    ("name", "reading"),
+    [
+        ("labour", "literal"),
+        ("credit", "nearest"),
+        pytest.param("labour", "nearest", marks=pytest.mark.soak),
+        pytest.param("credit", "literal", marks=pytest.mark.soak),
+    ],
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_papers_settings_run_to_the_end_and_stay_positive_definite(name, reading, seed):
     regression = problem(name)

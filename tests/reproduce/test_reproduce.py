@@ -83,19 +83,30 @@ def har_of_arch():
         return har._Experiment(data.volatility(None), Settings(effort=TINY))
 
 
+@pytest.fixture(scope="module")
+def garch_of_arch():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("QBVI_DATA", raising=False)
+        return garch._Experiment(data.returns(None), Settings(effort=LEAST))  # ML and the default need no more
+
+
 def sketched(draw):
     """Draws one picture of all: to draw them takes longer than to compute what they show."""
     return property(lambda picture: draw(picture) if picture.name == "labour-learning" else b"a sketch")
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory):
+def everything(tmp_path_factory, har_of_arch, garch_of_arch):
     """All experiments by the command, without the paper's files: where they were written, and what was printed."""
     out = tmp_path_factory.mktemp("reproduced")
+    # The exact optima take longer than the rest, and those of other tests are of the same data.
+    optima = har_of_arch.best_gaussians, garch_of_arch.best
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.delenv("QBVI_DATA", raising=False)
         patch.setattr("qbvi.cli.reproduce.QUICK", LEAST)
+        patch.setattr(har._Experiment, "best_gaussians", property(lambda _: optima[0]))
+        patch.setattr(garch._Experiment, "best", property(lambda _: optima[1]))
         patch.setattr(Picture, "png", sketched(Picture.png.func))
         patch.setattr(Picture, "pdf", sketched(Picture.pdf.fget))
         assert main(["reproduce", "all", "--quick", "--out", str(out)]) == 0
@@ -272,7 +283,7 @@ def test_har_by_ml_is_least_squares(har_of_arch):
 
 
 def test_har_of_the_papers_data_has_its_ml_column(papers_data):
-    experiment = har._Experiment(data.volatility(papers_data), Settings(effort=TINY))
+    experiment = har._Experiment(data.volatility(papers_data), Settings(effort=LEAST))  # ML and the default need none
     np.testing.assert_allclose(experiment.columns["ML"].mean[:4], published.HAR["ML"][:4], atol=6e-4)
     assert experiment.performance["train"]["ML"]["MSE x 1e5"] == pytest.approx(10945, abs=0.6)
     assert experiment.performance["test"]["ML"]["log-likelihood"] == pytest.approx(-74.22, abs=6e-3)
@@ -284,8 +295,8 @@ def test_har_of_the_papers_data_has_its_ml_column(papers_data):
     }
 
 
-def test_garch_is_near_the_best_gaussian():
-    experiment = garch._Experiment(data.returns(None), Settings(effort=TINY))
+def test_garch_is_near_the_best_gaussian(garch_of_arch):
+    experiment = garch_of_arch
     ours = experiment.columns["default"]
     assert abs(ours.bound - ours.exact_bound) < 5 * ours.bound_se
     assert -1e-3 < ours.gap < 0.05  # skewed: the default's tolerance of 0.01 is not promised to hold to the digit

@@ -18,7 +18,7 @@ from qbvi.sklearn import (
 )
 
 # The checks are of the interface, so a fit may be rough; a short budget ends it.
-QUICK = {"method": "regression", "family": "full", "tol": 0.5, "max_evals": 250}
+QUICK = {"method": "regression", "family": "full", "tol": 0.5, "max_evals": 120}
 
 
 class Named:

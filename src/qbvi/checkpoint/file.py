@@ -208,23 +208,11 @@ class Checkpoint:
         return init
 
     def known(self, request: Request) -> dict[int, Outcome]:
-        """Outcomes of a request that the journal holds.
-
-        Failures that would end the run are left out, so that they are tried again.
-        """
-        box, outcomes = self._run.black_box, self._answers.to(request)
-        if not outcomes and request.number in self._answers.by_request:
+        """Outcomes of a request that the journal holds, and that need not be computed again."""
+        if not self._answers.to(request) and request.number in self._answers.by_request:
             _, unused = self._answers.by_request.pop(request.number)
             self._run.remark(f"{len(unused)} evaluations of the checkpoint were for points that are not needed again")
-        fine = {
-            i: outcome
-            for i, outcome in outcomes.items()
-            if outcome.failure is None or box.treatment(outcome.failure) != "raise"
-        }
-        # A vectorised call may round differently for fewer points, so a call is kept whole or not
-        # at all.
-        blocks = blocks_of(request.size, box.vectorized)
-        return {i: fine[i] for block in blocks if all(i in fine for i in block) for i in block}
+        return self._answers.known(request, self._run.black_box)
 
     def note(self, request: Request, outcomes: Mapping[int, Outcome]) -> None:
         """Write new outcomes to the journal."""

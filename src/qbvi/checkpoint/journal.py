@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qbvi.conversation import Request
-from qbvi.evaluate import Failure, Outcome
+from qbvi.evaluate import BlackBox, Failure, Outcome
+from qbvi.evaluate.calls import blocks_of
 from qbvi.points import row
 
 try:
@@ -45,9 +46,11 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Answers:
-    """Outcomes by request and row.
+    """Outcomes by request and row, of all requests since a snapshot.
 
-    A request is identified by its number and a digest of its points.
+    There may be several requests before the next snapshot: fresh draws come in portions. A run that
+    is restored makes them all again, and finds their outcomes here. A request is identified by its
+    number and a digest of its points.
 
     Examples
     --------
@@ -69,6 +72,21 @@ class Answers:
         """All outcomes known for the points of a request."""
         digest, outcomes = self.by_request.get(request.number, (b"", {}))
         return {i: _at(o, row(request.points, i)) for i, o in outcomes.items()} if digest == request.digest else {}
+
+    def known(self, request: Request, box: BlackBox) -> dict[int, Outcome]:
+        """Outcomes of a request that a black box need not compute again.
+
+        Failures that would end the run are left out, so that they are tried again.
+        """
+        fine = {
+            i: outcome
+            for i, outcome in self.to(request).items()
+            if outcome.failure is None or box.treatment(outcome.failure) != "raise"
+        }
+        # A vectorised call may round differently for fewer points, so a call is kept whole or not
+        # at all.
+        blocks = blocks_of(request.size, box.vectorized)
+        return {i: fine[i] for block in blocks if all(i in fine for i in block) for i in block}
 
     def forget_before(self, number: int) -> None:
         """Drop the requests before this one, whose values are part of the state."""

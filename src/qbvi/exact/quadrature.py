@@ -34,6 +34,7 @@ class Expected(NamedTuple):
     curvature: Floats
 
 
+@lru_cache
 def hermite(nodes: int) -> tuple[Floats, Floats]:
     """Nodes and weights of the Gauss-Hermite rule for the standard normal distribution.
 
@@ -44,7 +45,10 @@ def hermite(nodes: int) -> tuple[Floats, Floats]:
     3.0
     """
     z, weights = np.polynomial.hermite_e.hermegauss(nodes)
-    return z, weights / weights.sum()
+    weights = weights / weights.sum()
+    for array in (z, weights):
+        array.flags.writeable = False  # they are computed once, and every caller has the same
+    return z, weights
 
 
 def expected_softplus(mean: Floats, var: Floats) -> Expected:
