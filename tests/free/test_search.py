@@ -100,6 +100,16 @@ def test_a_path_with_a_higher_bound_than_the_mode_is_not_captured():
     assert not SEARCH._is_captured(FAMILY, state, rising, bound=2 * RULE.valley)
 
 
+def test_a_low_path_is_not_captured_along_a_line_that_bends_upward():
+    """Beyond a valley, the line from far below to the mode passes above the floor of it."""
+    state = begun(mode(20.0))._replace(survey=surveyed())
+    bent, concave = np.array([-16.0, -14.0, -13.0, -8.0]), np.array([-16.0, -10.0, -6.0, -3.5])
+    low = -RULE.worth - 1
+    assert not SEARCH._is_captured(FAMILY, state, bent, bound=low)
+    assert SEARCH._is_captured(FAMILY, state, concave, bound=low)
+    assert SEARCH._is_captured(FAMILY, state, bent, bound=low + 2)  # a valley would show by now
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_first_path_moves_to_a_survey_point_that_is_far_better(seed):
     """The start is in a crater with a curved side mode, thousands of nats below a wide hill."""

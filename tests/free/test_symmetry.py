@@ -125,6 +125,20 @@ def test_labels_are_exchanged_and_the_second_mode_costs_nothing():
     assert not other.record.notes
 
 
+def test_an_exchange_is_tested_at_a_later_mode_if_it_leaves_the_first_one_where_it_is():
+    def loglike(x):
+        """A low mode where both labels are equal, at which the search begins, and two others."""
+        middle = -0.5 * np.sum((x / 0.6) ** 2) - 4
+        return np.logaddexp(middle, two_labels(x / 2))
+
+    fit = qbvi.fit(loglike, qbvi.Uniform(-20, 20, shape=2), seed=1)
+    assert fit.converged
+    assert "exchanged" in str(fit.record.notes)
+    truth = np.log((2 * 4 + 2 * np.pi * 0.6**2 * np.exp(-4)) / 1600)
+    assert_allclose(fit.evidence, truth, atol=0.05)
+    assert [start.n_evals for start in fit.starts].count(0) == 1
+
+
 def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
     prior, file, calls = qbvi.Uniform(-20, 20, shape=2), tmp_path / "fit.qbvi", []
 

@@ -16,7 +16,7 @@ from qbvi.free.cells import NONE, Cells
 from qbvi.free.climb import Climb
 from qbvi.free.explore import promising
 from qbvi.free.rules import FreeRules, SurveyRule
-from qbvi.free.survey import Survey, falls, line
+from qbvi.free.survey import Survey, bent, falls, line
 from qbvi.free.symmetry import Group, Symmetry, is_equal
 from qbvi.protocol import Info, Values
 from qbvi.regression.base import finite_or_zero
@@ -80,6 +80,7 @@ class SearchState(NamedTuple):
     is_over: bool
     trials: tuple[Trial, ...] = ()  # of the last points that the survey evaluates next
     symmetries: tuple[int, ...] = ()  # numbers of those that the log joint has
+    tested: tuple[int, ...] = ()  # numbers of those that were tested
     best: Floats = np.empty(0)  # (d,) the best point of all; empty before the first iteration ...
     best_y: float = -math.inf  # ... and its log joint
     tried: float = -math.inf  # log joint of the last best point at which a path began
@@ -237,18 +238,23 @@ class Search:
         return self._next(family, state if is_single else state._replace(starts=state.starts[:0]))
 
     def _with(self, state: SearchState, mode: Mode) -> SearchState:
-        """Add a new mode and its copies; the next points are opposite to it, or test symmetries."""
-        survey, is_first = state.survey, not state.modes
+        """Add a new mode and its copies; the next points are opposite to it, or test symmetries.
+
+        Where the image is at the same mode, a symmetry changes nothing, and is not tested yet. The
+        first mode may be such a one: where two components are equal, or where a term is zero, there
+        often is a saddle or a lower mode, with the modes that matter on both sides.
+        """
+        survey = state.survey
         state = state._replace(modes=self._copied(self.group(state), (*state.modes, mode)))
         if survey is None or self.prior is None:
             return state
         state = state._replace(survey=survey.opposite(mode.mean, self.prior, self.rules.survey))
-        if not is_first or state.path.noise:
+        if state.path.noise:
             return state
         best = state.path.store.theta[[int(np.argmax(state.path.store.y))]]
-        # Where the image is at the same mode, a symmetry changes nothing.
         is_apart = [mode.square(image(best))[0] > self.rules.survey.apart**2 for image in self.symmetries]
-        return self._tested(state, np.flatnonzero(is_apart).tolist(), is_second=False)
+        due = [int(i) for i in np.flatnonzero(is_apart) if i not in state.tested]
+        return self._tested(state._replace(tested=(*state.tested, *due)), due, is_second=False)
 
     def _copied(self, group: Group, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes and all their images."""
@@ -314,6 +320,10 @@ class Search:
 
         The first of the ``probed`` values is that at the mean of the path. A path with a higher
         bound than that of the mode is not captured: the mode is no maximum, or another one.
+
+        A line from far below may pass above the valley: only a valley whose floor is above its
+        first point shows on it. Then the line bends upward where it leaves the slope of the other
+        hill, so a path that is too low for a mode that matters goes on if it does.
         """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
@@ -324,7 +334,10 @@ class Search:
         if state.survey.is_above(probed[:1], there, here, rule)[0]:
             return False
         is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
-        return is_there or not len(falls(np.append(probed, mode.top), rule))
+        along = np.append(probed, mode.top)
+        is_low = bound < max(mode.bound for mode in state.modes) - rule.worth
+        may_rise = len(falls(along, rule)) > 0 or (is_low and len(bent(along, rule)) > 0)
+        return is_there or not may_rise
 
     def _expected(self, state: SearchState, theta: Floats) -> Floats:
         """What the Gaussians around the modes expect at points (n, d), if they are exact: (n,)."""
