@@ -283,13 +283,20 @@ class Search:
     def _judged_symmetries(self, state: SearchState, y: Floats) -> SearchState:
         """Judge the symmetries by the log joints at the images, the last ones of y (n,)."""
         trials, last = state.trials, y[len(y) - len(state.trials) :]
-        held = [trial for trial, value in zip(trials, last, strict=True) if is_equal(trial.y, value)]
+        is_held = np.array([is_equal(trial.y, value) for trial, value in zip(trials, last, strict=True)], dtype=bool)
+        held = [trial for trial, has_held in zip(trials, is_held, strict=True) if has_held]
         confirmed = (trial.which for trial in held if trial.is_second)
         state = state._replace(trials=(), symmetries=(*state.symmetries, *confirmed))
+        if not held or state.survey is None:
+            return state
+        # These images are at copies of the mode. No line should lead from there.
+        is_used = state.survey.is_used.copy()
+        is_used[len(is_used) - len(trials) :] |= is_held
+        state = state._replace(survey=state.survey._replace(is_used=is_used))
         again = [trial.which for trial in held if not trial.is_second]
         if again:
             return self._tested(state, again, is_second=True)
-        return state._replace(modes=self._copied(self.group(state), state.modes)) if held else state
+        return state._replace(modes=self._copied(self.group(state), state.modes))
 
     def _is_hopeless(self, family: Any, state: SearchState, bound: float) -> bool:
         """Whether a further path will not lead to a mode that matters.
