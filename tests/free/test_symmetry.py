@@ -211,7 +211,7 @@ def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
 def test_a_symmetry_stays_when_later_points_test_none():
     search = Search(qbvi.Regression(), None, FreeRules(), symmetries=proposed(Model(qbvi.Normal(1, 5, shape=2))))
     state = SearchState(None, None, (), np.empty((0, 2)), 0, 0, False, symmetries=(0,))
-    assert search._judged_symmetries(state, np.array([-3.0])).symmetries == (0,)
+    assert search._judged_symmetries(state, np.array([-3.0]), np.array([-3.0])).symmetries == (0,)
 
 
 @pytest.mark.soak
