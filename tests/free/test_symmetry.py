@@ -48,6 +48,12 @@ def test_entries_with_different_priors_are_not_exchanged():
     assert names([(0.0, 5.0), (0.0, 5.0), (1.0, 2.0)])[:1] == ["theta[0] and theta[1] are exchanged"]
 
 
+def test_uniform_priors_with_different_ends_are_not_alike():
+    prior = {"stay_a": (0, 1), "stay_b": (0, 1), "rate_a": (0, 50), "rate_b": (0, 50)}
+    assert names(prior) == ["stay_a and stay_b, rate_a and rate_b are exchanged"]
+    assert names({"capacity": (0, 5000), "growth": (0, 5)}) == []
+
+
 def test_signs_change_where_the_prior_is_symmetric_about_zero():
     assert names({"x": NORMAL}) == ["x changes sign"]
     assert names({"x": NORMAL, "scale": POSITIVE, "share": SHARE}) == ["x changes sign"]

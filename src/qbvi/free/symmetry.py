@@ -221,22 +221,29 @@ class _Prior:
         d = model.dim
         self._model = model
         self._point = 0.3 + 0.7 * np.random.default_rng(0).random(d)
-        zero = np.zeros((1, d))
-        at_zero = [
-            np.ravel(p.constrain(zero)) if _is_plain(p) else np.full(_width(p), np.nan) for p in model.parameters
-        ]
+        at_zero, self._value = (self._constrained(np.full((1, d), u)) for u in (0.0, 0.7))
         is_plain = np.concatenate([np.full(_width(p), _is_plain(p)) for p in model.parameters])
         self.is_even = is_plain & self._is_same(self._point * (1 - 2 * np.eye(d)))
-        self.is_odd = self.is_even & (np.concatenate(at_zero) == 0.0)
+        self.is_odd = self.is_even & (at_zero == 0.0)
+
+    def _constrained(self, u: Floats) -> Floats:
+        """The user's number for each coordinate of one point (1, d); NaN where it has none."""
+        parts = [
+            np.ravel(p.constrain(u)) if _is_plain(p) else np.full(_width(p), np.nan) for p in self._model.parameters
+        ]
+        return np.concatenate(parts)
 
     def exchangeable(self, candidates: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Classes of coordinates that the prior does not tell apart."""
+        """Classes of coordinates that the prior does not tell apart.
+
+        All uniform priors are the same law in u. Their ends tell them apart.
+        """
         rest = list(candidates)
         while rest:
             exchanged = np.repeat(self._point[None], len(rest), axis=0)
             for row, j in zip(exchanged, rest, strict=True):
                 row[[rest[0], j]] = row[[j, rest[0]]]
-            same = self._is_same(exchanged)
+            same = self._is_same(exchanged) & (self._value[rest] == self._value[rest[0]])
             yield tuple(j for j, is_same in zip(rest, same, strict=True) if is_same)
             rest = [j for j, is_same in zip(rest, same, strict=True) if not is_same]
 
