@@ -11,6 +11,7 @@ from qbvi.free.pool import Pool, integrated, most_informative, resampled
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Caution, Integration, ShapeSearch
 from qbvi.free.surface import Points, Surface
+from qbvi.free.symmetry import Group, Symmetry
 
 RULES = Integration()
 MEAN = np.array([0.5, -1.0])
@@ -76,6 +77,22 @@ def test_modes_far_apart_have_their_weights():
     assert pool.n_effective > 1000
     assert abs(pool.weights @ (pool.u[:, 0] < apart / 4) - shares[0]) < 0.05
     assert abs(pool.log_z) < 0.1
+
+
+def test_a_copy_of_a_mode_that_the_proposal_has_lost_is_found_again():
+    apart = 60.0
+    means = np.array([[0.0, apart], [apart, 0.0]])
+    base = Base(np.full(2, 0.5), means, np.stack([np.eye(2), np.eye(2)]))
+    rng = np.random.default_rng(5)
+    theta = np.concatenate([rng.normal(mean, 1.3, size=(60, 2)) for mean in means])
+    points = Points(theta, base.log_prob(theta), np.zeros(len(theta)), np.empty((0, 2)))
+    surface = Surface.searched(points, base, None, Caution(), ShapeSearch())
+    lost = Proposal.around(means[0] + rng.normal(size=(300, 2)), means[0], np.eye(2), np.eye(2), 300.0)
+    exchange = Group.of(2, [Symmetry((1, 0), (1, 1), "an exchange")])
+    assert integrated(surface, lost, RULES).log_z < math.log(0.6)
+    pool = integrated(surface, lost, RULES, exchange)
+    assert abs(pool.log_z) < 0.1
+    assert abs(pool.weights @ (pool.u[:, 0] < apart / 2) - 0.5) < 0.05
 
 
 def test_the_same_surface_gives_the_same_pool(surface, pool):

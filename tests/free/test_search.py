@@ -1,6 +1,7 @@
 """The search for modes: a better point refutes a mode, and starts that lead nowhere are given up early."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,9 @@ import qbvi
 from qbvi.families import Gaussian
 from qbvi.free.climb import Climb
 from qbvi.free.rules import FreeRules
-from qbvi.free.search import Mode, Search
+from qbvi.free.search import Mode, Search, Trial
 from qbvi.free.survey import Survey
+from qbvi.free.symmetry import Symmetry
 from qbvi.protocol import Values
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
@@ -86,6 +88,20 @@ def test_more_points_are_spread_for_another_hill_but_not_for_a_copy_or_the_end_o
     assert SEARCH._next(FAMILY, begun(first, copy)._replace(survey=surveyed())).is_over
 
 
+def test_equal_values_confirm_no_symmetry_where_the_function_does_not_depend_on_what_changes(rng):
+    """Far out, a probability may be one whatever the sign of an intercept."""
+    search = replace(SEARCH, symmetries=(Symmetry((0, 1), (-1, 1), "x changes sign"),))
+    state, _ = iterated(begun(), lambda theta: -0.5 * np.sum(theta**2, axis=1), rng)
+    best, second = np.sort(state.path.store.y)[:-3:-1]
+    state = search._tested(state._replace(survey=surveyed(), modes=(mode(9.0),)), [Trial(0, best, 0)])
+    state = search._judged_symmetries(state, np.array([best]), np.array([-2.0]))
+    state = search._judged_symmetries(state, np.array([second]), np.array([-3.0]))
+    assert state.survey.across[-1, 0] == 0.0  # halfway to the image
+    halfway = np.array([-7.0])
+    assert search._judged_symmetries(state, halfway, np.array([-3.0])).symmetries == ()
+    assert search._judged_symmetries(state, halfway, np.array([-4.0])).symmetries == (0,)
+
+
 def test_a_better_mode_inside_a_wide_one_is_new():
     wide = mode(0.0, sd=5.0)
     assert not SEARCH._is_new(mode(3.0, bound=0.5 * RULE.valley), (wide,))
@@ -98,6 +114,16 @@ def test_a_path_with_a_higher_bound_than_the_mode_is_not_captured():
     rising = np.array([-9.0, -6.0, -4.0, -3.5])
     assert SEARCH._is_captured(FAMILY, state, rising, bound=-5.0)
     assert not SEARCH._is_captured(FAMILY, state, rising, bound=2 * RULE.valley)
+
+
+def test_a_low_path_is_not_captured_along_a_line_that_bends_upward():
+    """Beyond a valley, the line from far below to the mode passes above the floor of it."""
+    state = begun(mode(20.0))._replace(survey=surveyed())
+    bent, concave = np.array([-16.0, -14.0, -13.0, -8.0]), np.array([-16.0, -10.0, -6.0, -3.5])
+    low = -RULE.worth - 1
+    assert not SEARCH._is_captured(FAMILY, state, bent, bound=low)
+    assert SEARCH._is_captured(FAMILY, state, concave, bound=low)
+    assert SEARCH._is_captured(FAMILY, state, bent, bound=low + 2)  # a valley would show by now
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -48,6 +48,12 @@ def test_entries_with_different_priors_are_not_exchanged():
     assert names([(0.0, 5.0), (0.0, 5.0), (1.0, 2.0)])[:1] == ["theta[0] and theta[1] are exchanged"]
 
 
+def test_uniform_priors_with_different_ends_are_not_alike():
+    prior = {"stay_a": (0, 1), "stay_b": (0, 1), "rate_a": (0, 50), "rate_b": (0, 50)}
+    assert names(prior) == ["stay_a and stay_b, rate_a and rate_b are exchanged"]
+    assert names({"capacity": (0, 5000), "growth": (0, 5)}) == []
+
+
 def test_signs_change_where_the_prior_is_symmetric_about_zero():
     assert names({"x": NORMAL}) == ["x changes sign"]
     assert names({"x": NORMAL, "scale": POSITIVE, "share": SHARE}) == ["x changes sign"]
@@ -55,9 +61,47 @@ def test_signs_change_where_the_prior_is_symmetric_about_zero():
     assert names(qbvi.Normal(0, 1, shape=8))[-1].endswith("theta[7] change sign")
 
 
-def test_simplices_and_angles_stay_as_they_are():
-    prior = {"mu": qbvi.Normal(1, 5, shape=2), "share": qbvi.Dirichlet(np.ones(3)), "phase": qbvi.Uniform(0, 1)}
-    assert names(prior)[0] == "mu[0] and mu[1] are exchanged"
+def test_weights_are_exchanged_with_their_components():
+    prior = {"share": qbvi.Dirichlet(np.ones(3)), "mu": qbvi.Normal(1, 5, shape=3), "phase": qbvi.Uniform(0, 1)}
+    assert names(prior)[:2] == [
+        "share[0] and share[1], mu[0] and mu[1] are exchanged",
+        "share[0] and share[2], mu[0] and mu[2] are exchanged",
+    ]
+    model = Model(prior)
+    u = np.random.default_rng(0).standard_normal((1, model.dim))
+    group = Group.of(model.dim, proposed(model))
+    images = group.images(u)
+    assert len(group) == 6
+    assert_allclose(model.log_prior(images), model.log_prior(u)[0])
+    share, mu = (model.constrain(images)[name] for name in ("share", "mu"))
+    pairs = {tuple(sorted(zip(w.round(9), m.round(9), strict=True))) for w, m in zip(share, mu, strict=True)}
+    assert len(pairs) == 1
+    assert len(np.unique(mu.round(9), axis=0)) == 6
+
+
+def test_weights_stay_if_the_prior_tells_them_apart_or_without_components():
+    components = {"mu": qbvi.Normal(1, 5, shape=2)}
+    assert names({"share": qbvi.Dirichlet([1.0, 2.0]), **components}) == ["mu[0] and mu[1] are exchanged"]
+    assert names({"share": qbvi.Dirichlet(np.ones(2)), "mu": qbvi.Normal(1, 5)}) == []
+
+
+def test_rows_and_columns_of_a_transition_matrix_are_exchanged_together_or_alone():
+    rate = {"rate": qbvi.Gamma(2, 1, shape=2)}
+    both, rows, columns = names({"to": qbvi.Dirichlet(np.ones((2, 2))), **rate})
+    assert both == "to[0,0] and to[1,1], to[0,1] and to[1,0], rate[0] and rate[1] are exchanged"
+    assert rows == "to[0,0] and to[1,0], to[0,1] and to[1,1], rate[0] and rate[1] are exchanged"
+    assert columns == "to[0,0] and to[0,1], to[1,0] and to[1,1], rate[0] and rate[1] are exchanged"
+    numbered = {"row1": qbvi.Dirichlet(np.ones(2)), "row2": qbvi.Dirichlet(np.ones(2))}
+    assert len(names({**numbered, **rate})) == 3
+    # States that are likely to last stay so only if rows and columns are exchanged.
+    assert len(names({"to": qbvi.Dirichlet(np.array([[9.0, 1.0], [1.0, 9.0]])), **rate})) == 1
+
+
+def test_the_covariance_of_an_image_with_weights(rng):
+    model = Model({"share": qbvi.Dirichlet(np.ones(3)), "mu": qbvi.Normal(1, 5, shape=3)})
+    image, u = proposed(model)[1], rng.standard_normal((50, 5)) @ rng.standard_normal((5, 5))
+    assert_allclose(image.of_covariance(np.cov(u.T)), np.cov(image(u).T))
+    assert_allclose(image(image(u)), u)
 
 
 def test_exchanges_of_three_generate_all_six_orders():
@@ -125,6 +169,34 @@ def test_labels_are_exchanged_and_the_second_mode_costs_nothing():
     assert not other.record.notes
 
 
+def test_an_exchange_is_tested_at_a_later_mode_if_it_leaves_the_first_one_where_it_is():
+    def loglike(x):
+        """A low mode where both labels are equal, at which the search begins, and two others."""
+        middle = -0.5 * np.sum((x / 0.6) ** 2) - 4
+        return np.logaddexp(middle, two_labels(x / 2))
+
+    fit = qbvi.fit(loglike, qbvi.Uniform(-20, 20, shape=2), seed=1)
+    assert fit.converged
+    assert "exchanged" in str(fit.record.notes)
+    truth = np.log((2 * 4 + 2 * np.pi * 0.6**2 * np.exp(-4)) / 1600)
+    assert_allclose(fit.evidence, truth, atol=0.05)
+    assert [start.n_evals for start in fit.starts].count(0) == 1
+
+
+def test_a_mixture_with_weights_has_copies():
+    y = np.array([-2.3, -2.1, -1.9, -1.7, -2.0, 1.8, 2.2, 2.0])
+
+    def loglike(x):
+        parts = np.log(x["share"]) + stats.norm.logpdf(y[:, None], x["mu"], 0.5)
+        return float(np.logaddexp.reduce(parts, axis=1).sum())
+
+    fit = qbvi.fit(loglike, {"share": qbvi.Dirichlet(np.ones(2)), "mu": qbvi.Normal(0, 5, shape=2)}, seed=1)
+    assert fit.converged
+    assert "share[0] and share[1], mu[0] and mu[1] are exchanged" in str(fit.record.notes)
+    assert_allclose(fit.mean["share"], 0.5, atol=0.03)
+    assert [start.n_evals for start in fit.starts].count(0) == 1
+
+
 def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
     prior, file, calls = qbvi.Uniform(-20, 20, shape=2), tmp_path / "fit.qbvi", []
 
@@ -145,7 +217,7 @@ def test_a_fit_that_is_resumed_knows_its_symmetries(tmp_path):
 def test_a_symmetry_stays_when_later_points_test_none():
     search = Search(qbvi.Regression(), None, FreeRules(), symmetries=proposed(Model(qbvi.Normal(1, 5, shape=2))))
     state = SearchState(None, None, (), np.empty((0, 2)), 0, 0, False, symmetries=(0,))
-    assert search._judged_symmetries(state, np.array([-3.0])).symmetries == (0,)
+    assert search._judged_symmetries(state, np.array([-3.0]), np.array([-3.0])).symmetries == (0,)
 
 
 @pytest.mark.soak

@@ -633,8 +633,8 @@ class Free(Algorithm):
             proposal = _first_proposal(base, rules.integration.centres)
         else:
             proposal = start.proposal
-        pool = integrated(surface, proposal, rules.integration)
         group = self._search.group(state.search)
+        pool = integrated(surface, proposal, rules.integration, group)
         weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near // len(group))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)

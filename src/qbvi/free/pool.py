@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Integration
 from qbvi.free.surface import Surface
+from qbvi.free.symmetry import Group
 from qbvi.random import matched_normals, systematic
 
 __all__ = ["Pool", "integrated", "most_informative", "near_gaussian_moments", "resampled"]
@@ -110,8 +111,12 @@ class Possible(NamedTuple):
     log_z_error: float  # ... and its standard error
 
 
-def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
+def integrated(surface: Surface, start: Proposal, rules: Integration, group: Group | None = None) -> Pool:
     """Adapt a proposal to the claimed density, and draw the pool from it.
+
+    The density is the same at all images of a point, so the proposal follows the images of its
+    draws too. Else it may lose a copy of a mode: while the posterior moves a long way from round to
+    round, a copy with fewer draws falls behind, and no draw shows what is missing.
 
     The random numbers are fixed by the number of points, so that the result is a function of the
     surface alone.
@@ -122,6 +127,8 @@ def integrated(surface: Surface, start: Proposal, rules: Integration) -> Pool:
         u, log_jacobian = warp.bent(w)
         weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
         n_effective = float(1 / np.sum(weights**2))
+        if group is not None and not warp:  # coordinates of a funnel have no images
+            w, weights = group.images(w), np.repeat(weights, len(group)) / len(group)
         centres = w[systematic(rng, weights, rules.centres)]
         if n_effective < rules.fewest * w.shape[1]:
             # The proposal misses the density: continue from the best points that were evaluated.

@@ -16,7 +16,7 @@ from qbvi.free.cells import NONE, Cells
 from qbvi.free.climb import Climb
 from qbvi.free.explore import promising
 from qbvi.free.rules import FreeRules, SurveyRule
-from qbvi.free.survey import Survey, falls, line
+from qbvi.free.survey import Survey, bent, falls, line
 from qbvi.free.symmetry import Group, Symmetry, is_equal
 from qbvi.protocol import Info, Values
 from qbvi.regression.base import finite_or_zero
@@ -24,9 +24,11 @@ from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.regress import RegressionState
 
-__all__ = ["Mode", "Search", "SearchState"]
+__all__ = ["Mode", "Search", "SearchState", "Trial"]
 
 Floats = NDArray[np.float64]
+
+_HALFWAY = 2  # stage of the last test of a symmetry
 
 
 class Mode(NamedTuple):
@@ -61,11 +63,16 @@ class Mode(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A symmetry of the prior, which is tested on the image of a point."""
+    """A symmetry of the prior, which is tested at the image of a point.
+
+    First the image of the best point has the same log joint, then that of the second best one.
+    Last, the log-likelihood halfway between that and its image is another one: where the function
+    does not depend on what changes, equal values say nothing.
+    """
 
     which: int  # number of the symmetry
-    y: float  # log joint at the point, which that at its image should equal
-    is_second: bool  # whether another point has confirmed it
+    y: float  # log joint at the point, or at last the log-likelihood at its image
+    stage: int  # of these three
 
 
 class SearchState(NamedTuple):
@@ -80,6 +87,7 @@ class SearchState(NamedTuple):
     is_over: bool
     trials: tuple[Trial, ...] = ()  # of the last points that the survey evaluates next
     symmetries: tuple[int, ...] = ()  # numbers of those that the log joint has
+    tested: tuple[int, ...] = ()  # numbers of those that were tested
     best: Floats = np.empty(0)  # (d,) the best point of all; empty before the first iteration ...
     best_y: float = -math.inf  # ... and its log joint
     tried: float = -math.inf  # log joint of the last best point at which a path began
@@ -237,18 +245,24 @@ class Search:
         return self._next(family, state if is_single else state._replace(starts=state.starts[:0]))
 
     def _with(self, state: SearchState, mode: Mode) -> SearchState:
-        """Add a new mode and its copies; the next points are opposite to it, or test symmetries."""
-        survey, is_first = state.survey, not state.modes
+        """Add a new mode and its copies; the next points are opposite to it, or test symmetries.
+
+        Where the image is at the same mode, a symmetry changes nothing, and is not tested yet. The
+        first mode may be such a one: where two components are equal, or where a term is zero, there
+        often is a saddle or a lower mode, with the modes that matter on both sides.
+        """
+        survey = state.survey
         state = state._replace(modes=self._copied(self.group(state), (*state.modes, mode)))
         if survey is None or self.prior is None:
             return state
         state = state._replace(survey=survey.opposite(mode.mean, self.prior, self.rules.survey))
-        if not is_first or state.path.noise:
+        if state.path.noise:
             return state
         best = state.path.store.theta[[int(np.argmax(state.path.store.y))]]
-        # Where the image is at the same mode, a symmetry changes nothing.
         is_apart = [mode.square(image(best))[0] > self.rules.survey.apart**2 for image in self.symmetries]
-        return self._tested(state, np.flatnonzero(is_apart).tolist(), is_second=False)
+        due = [int(i) for i in np.flatnonzero(is_apart) if i not in state.tested]
+        trials = [Trial(i, float(state.path.store.y.max()), 0) for i in due]
+        return self._tested(state._replace(tested=(*state.tested, *due)), trials)
 
     def _copied(self, group: Group, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes and all their images."""
@@ -264,26 +278,40 @@ class Search:
         others = [other for other in modes if other.expected > least]
         return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in others)
 
-    def _tested(self, state: SearchState, which: Sequence[int], *, is_second: bool) -> SearchState:
-        """Evaluate next the images of the best or the second best point under some symmetries."""
+    def _tested(self, state: SearchState, trials: Sequence[Trial]) -> SearchState:
+        """Evaluate next the points that test symmetries."""
         assert state.survey is not None
         store = state.path.store
-        row = np.argsort(-store.y, kind="stable")[int(is_second)]
-        trials = tuple(Trial(i, float(store.y[row]), is_second) for i in which)
-        images = [self.symmetries[i](store.theta[row]) for i in which]
-        across = np.concatenate([state.survey.across, np.reshape(images, (-1, store.theta.shape[1]))])
-        return state._replace(survey=state.survey._replace(across=across), trials=trials)
+        best = store.theta[np.argsort(-store.y, kind="stable")[:2]]
+        points = []
+        for trial in trials:
+            point = best[min(trial.stage, 1)]
+            image = self.symmetries[trial.which](point)
+            points.append((point + image) / 2 if trial.stage == _HALFWAY else image)
+        across = np.concatenate([state.survey.across, np.reshape(points, (-1, best.shape[1]))])
+        return state._replace(survey=state.survey._replace(across=across), trials=tuple(trials))
 
-    def _judged_symmetries(self, state: SearchState, y: Floats) -> SearchState:
-        """Judge the symmetries by the log joints at the images, the last ones of y (n,)."""
-        trials, last = state.trials, y[len(y) - len(state.trials) :]
-        held = [trial for trial, value in zip(trials, last, strict=True) if is_equal(trial.y, value)]
-        confirmed = (trial.which for trial in held if trial.is_second)
-        state = state._replace(trials=(), symmetries=(*state.symmetries, *confirmed))
-        again = [trial.which for trial in held if not trial.is_second]
-        if again:
-            return self._tested(state, again, is_second=True)
-        return state._replace(modes=self._copied(self.group(state), state.modes)) if held else state
+    def _judged_symmetries(self, state: SearchState, y: Floats, f: Floats) -> SearchState:
+        """Judge the symmetries by the last ones of the log joints y and log-likelihoods f (n,)."""
+        trials, survey = state.trials, state.survey
+        if not trials or survey is None:
+            return state
+        y, f, store_y = y[-len(trials) :], f[-len(trials) :], -np.sort(-state.path.store.y)
+        is_halfway = np.array([trial.stage == _HALFWAY for trial in trials])
+        is_same = np.array([is_equal(t.y, f[i] if is_halfway[i] else y[i]) for i, t in enumerate(trials)])
+        confirmed = [t.which for i, t in enumerate(trials) if is_halfway[i] and not is_same[i]]
+        further = [
+            Trial(t.which, float(store_y[1] if t.stage == 0 else f[i]), t.stage + 1)
+            for i, t in enumerate(trials)
+            if is_same[i] and not is_halfway[i]
+        ]
+        # The images are at copies of the mode. No line should lead from there, or from between.
+        is_used = survey.is_used.copy()
+        is_used[len(is_used) - len(trials) :] |= is_same | is_halfway
+        state = state._replace(survey=survey._replace(is_used=is_used), trials=())
+        state = state._replace(symmetries=(*state.symmetries, *confirmed))
+        state = state._replace(modes=self._copied(self.group(state), state.modes)) if confirmed else state
+        return self._tested(state, further) if further else state
 
     def _is_hopeless(self, family: Any, state: SearchState, bound: float) -> bool:
         """Whether a further path will not lead to a mode that matters.
@@ -314,6 +342,10 @@ class Search:
 
         The first of the ``probed`` values is that at the mean of the path. A path with a higher
         bound than that of the mode is not captured: the mode is no maximum, or another one.
+
+        A line from far below may pass above the valley: only a valley whose floor is above its
+        first point shows on it. Then the line bends upward where it leaves the slope of the other
+        hill, so a path that is too low for a mode that matters goes on if it does.
         """
         rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
         mode = self._nearest(state, mean)
@@ -324,7 +356,10 @@ class Search:
         if state.survey.is_above(probed[:1], there, here, rule)[0]:
             return False
         is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
-        return is_there or not len(falls(np.append(probed, mode.top), rule))
+        along = np.append(probed, mode.top)
+        is_low = bound < max(mode.bound for mode in state.modes) - rule.worth
+        may_rise = len(falls(along, rule)) > 0 or (is_low and len(bent(along, rule)) > 0)
+        return is_there or not may_rise
 
     def _expected(self, state: SearchState, theta: Floats) -> Floats:
         """What the Gaussians around the modes expect at points (n, d), if they are exact: (n,)."""
@@ -344,7 +379,8 @@ class Search:
         is_across, survey = survey.is_across, survey.drawn(theta, y)
         state = state._replace(survey=survey)
         if state.modes:
-            return self._aimed(family, self._judged_symmetries(state, y) if is_across else state)
+            f = np.where(np.isfinite(y), values.f, -np.inf)
+            return self._aimed(family, self._judged_symmetries(state, y, f) if is_across else state)
         if np.isfinite(state.path.store.y).any():
             return state
         if not math.isfinite(state.best_y):

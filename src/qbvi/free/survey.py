@@ -27,7 +27,7 @@ from qbvi.free.rules import SurveyRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
-__all__ = ["Hills", "Survey", "falls", "line"]
+__all__ = ["Hills", "Survey", "bent", "falls", "line"]
 
 Floats = NDArray[np.float64]
 
@@ -215,6 +215,12 @@ def falls(y: Floats, rule: SurveyRule) -> NDArray[np.int64]:
     return np.flatnonzero(highest - y > rule.valley + rule.shallow * np.maximum(y[-1] - highest, 0.0))
 
 
+def bent(y: Floats, rule: SurveyRule) -> NDArray[np.int64]:
+    """Where the log joint along a line (n,) begins to bend upward."""
+    rise = np.diff(y)
+    return np.flatnonzero(np.diff(rise) > rule.valley + rule.shallow * np.abs(rise[1:]))
+
+
 def _hill(y: Floats, rule: SurveyRule, *, bends: bool) -> int:
     """The best point on another hill along a line to the mode (n,); -1 if there is none.
 
@@ -229,6 +235,5 @@ def _hill(y: Floats, rule: SurveyRule, *, bends: bool) -> int:
         return int(np.argmax(y[: fallen[0]]))
     if not bends:
         return -1
-    rise = np.diff(y)
-    up = np.flatnonzero(np.diff(rise) > rule.valley + rule.shallow * np.abs(rise[1:]))
+    up = bent(y, rule)
     return int(up[-1]) if len(up) else -1

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from functools import lru_cache
+from itertools import combinations, product
 from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import block_diag, helmert
 
 from qbvi.model import Model, Parameter
-from qbvi.supports import Periodic
+from qbvi.supports import Periodic, Simplex
 
 __all__ = ["Group", "Symmetry", "is_equal", "proposed"]
 
@@ -30,8 +32,20 @@ _MOST_COPIES = 24
 _EXACT = 1e-9  # largest relative difference between two equal log densities
 
 
+class Block(NamedTuple):
+    """Vectors that sum to one: their first coordinate in u, how many there are, and of what size.
+
+    Each has one coordinate fewer than it has entries, and no entry has a coordinate of its own. But
+    an exchange of entries is an exchange of the logarithms ``v = H' u`` (see `qbvi.Simplex`).
+    """
+
+    first: int
+    rows: int
+    size: int
+
+
 class Symmetry(NamedTuple):
-    """The map u -> sign * u[order].
+    """The map v -> sign * v[order], where v is u with all logarithms of vectors that sum to one.
 
     Examples
     --------
@@ -40,24 +54,29 @@ class Symmetry(NamedTuple):
     array([[ 2.,  1., -3.]])
     """
 
-    order: tuple[int, ...]  # (d,)
-    sign: tuple[int, ...]  # (d,)
+    order: tuple[int, ...]  # (k,)
+    sign: tuple[int, ...]  # (k,)
     name: str  # for the user, such as "mu[0] and mu[1] are exchanged"
+    blocks: tuple[Block, ...] = ()  # without any, v is u
 
     def __call__(self, u: Floats) -> Floats:
         """The images of points (n, d)."""
-        return np.asarray(np.asarray(self.sign) * u[..., list(self.order)])
+        order, sign = list(self.order), np.asarray(self.sign)
+        if not self.blocks:
+            return np.asarray(sign * u[..., order])
+        basis = _basis(u.shape[-1], self.blocks)
+        return np.asarray((sign * (u @ basis)[..., order]) @ basis.T)
 
     def of_covariance(self, cov: Floats) -> Floats:
         """The covariance (d, d) of the image of a Gaussian."""
-        rows, sign = list(self.order), np.asarray(self.sign)
-        return np.asarray(cov[np.ix_(rows, rows)] * np.outer(sign, sign))
+        matrix = self(np.eye(len(cov)))
+        return np.asarray(matrix.T @ cov @ matrix)
 
     def then(self, other: Symmetry) -> Symmetry:
         """The map that applies another one after this one."""
         order = tuple(self.order[i] for i in other.order)
         sign = tuple(s * self.sign[i] for s, i in zip(other.sign, other.order, strict=True))
-        return Symmetry(order, sign, self.name)
+        return Symmetry(order, sign, self.name, self.blocks)
 
 
 class Group(NamedTuple):
@@ -78,7 +97,8 @@ class Group(NamedTuple):
     @classmethod
     def of(cls, d: int, symmetries: Sequence[Symmetry]) -> Self:
         """The group that some symmetries generate, in d dimensions."""
-        found = {(tuple(range(d)), (1,) * d): Symmetry(tuple(range(d)), (1,) * d, "")}
+        k, blocks = (len(symmetries[0].order), symmetries[0].blocks) if symmetries else (d, ())
+        found = {(tuple(range(k)), (1,) * k): Symmetry(tuple(range(k)), (1,) * k, "", blocks)}
         edge = list(found.values())
         while edge and len(found) < _MOST_COPIES:
             products = [first.then(second) for first in edge for second in symmetries]
@@ -114,23 +134,84 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
     - Exchanges of two or three equal components: entries of vectors, or numbers whose names differ
       by their last digits, that have the same prior. All components of one kind are exchanged at
       the same time, and in a second proposal probabilities of their own change sides.
+    - With them, entries of vectors that sum to one, such as the weights of a mixture, and whole
+      vectors of this kind, such as the rows of a transition matrix. If there are as many vectors as
+      entries, both are exchanged, or one of them.
     - The signs of all coordinates whose prior is symmetric about zero, and of single ones.
 
     Examples
     --------
     >>> import qbvi
-    >>> model = Model({"mu": qbvi.Normal(0, 5, shape=2), "sd": qbvi.HalfNormal(1, shape=2)})
+    >>> model = Model({"mu": qbvi.Normal(0, 5, shape=2), "w": qbvi.Dirichlet([1.0, 1.0])})
     >>> [symmetry.name for symmetry in proposed(model)][:1]
-    ['mu[0] and mu[1], sd[0] and sd[1] are exchanged']
+    ['mu[0] and mu[1], w[0] and w[1] are exchanged']
     """
-    d = model.dim
     if any(p.is_native for p in model.parameters):
         return ()
-    prior = _Prior(model)
+    prior, slots = _Prior(model), _Slots.of(model)
     kinds = [kind for candidates in _alike(model) for kind in prior.exchangeable(candidates)]
-    labels = [label for p in model.parameters for label in (p.labels if _is_plain(p) else [p.name] * _width(p))]
-    odd = [i for i in range(d) if prior.is_odd[i]]
-    return (*_exchanges(kinds, prior, labels), *_signs(odd, labels))
+    odd = [i for i in range(model.dim) if prior.is_odd[i]]
+    return (*_exchanges(kinds, prior, slots), *_signs(odd, slots))
+
+
+class _Slots(NamedTuple):
+    """The entries of v: one for each coordinate, or for each entry of a vector that sums to one."""
+
+    labels: list[str]  # (k,)
+    of_coordinate: list[int]  # (d,) -1 for those of such vectors
+    blocks: tuple[Block, ...]
+    tables: list[NDArray[np.int64]]  # entries of vectors (rows, size) that sum to one, alike in name
+
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        labels: list[str] = []
+        of_coordinate: list[int] = []
+        blocks: list[Block] = []
+        tables: dict[str, list[NDArray[np.int64]]] = {}
+        for p in model.parameters:
+            first, size = len(labels), p.shape[-1] if p.shape else 1
+            if not isinstance(p.distribution.support, Simplex):
+                labels += p.labels if _is_plain(p) else [p.name] * _width(p)
+                of_coordinate += range(first, len(labels))
+                continue
+            labels += p.labels
+            of_coordinate += [-1] * _width(p)
+            blocks.append(Block(p.columns.start, p.size // size, size))
+            # Vectors of one size are rows of a table, unless their names are numbered otherwise.
+            stem = _stem(p.name)
+            kind = p.name if len(p.shape) > 1 else f"{'' if stem == p.name else stem} {size}"
+            tables.setdefault(kind, []).append(np.arange(first, len(labels)).reshape(-1, size))
+        return cls(labels, of_coordinate, tuple(blocks), [np.concatenate(parts) for parts in tables.values()])
+
+    def exchanged(
+        self, kinds: Sequence[Sequence[int]], size: int, pair: tuple[int, int], prior: _Prior
+    ) -> Iterator[NDArray[np.int64]]:
+        """Orders of v that exchange two of ``size`` components: entries of kinds, parts of tables.
+
+        A table whose prior tells the two components apart stays as it is.
+        """
+        identity = np.arange(len(self.labels))
+        begin = identity.copy()
+        for kind in kinds:
+            begin[[kind[i] for i in pair]] = [kind[i] for i in pair[::-1]]
+        choices = []
+        for table in (table for table in self.tables if size in table.shape):
+            swapped = list(_swapped(table, size, pair))
+            orders = np.tile(identity, (len(swapped), 1))
+            orders[:, table] = swapped
+            choices.append([order for order in orders if prior.has(self.symmetry(order, (), ""))] or [identity])
+        for chosen in product(*choices):
+            order = begin
+            for part in chosen:  # each moves other entries
+                order = order[part]
+            if np.any(order != identity):
+                yield order
+
+    def symmetry(self, order: NDArray[np.int64], turned: Sequence[int], name: str) -> Symmetry:
+        """The map with this order and with these coordinates turned to the other side."""
+        sign = np.ones(len(self.labels), dtype=np.int64)
+        sign[[self.of_coordinate[i] for i in turned]] = -1
+        return Symmetry(tuple(order.tolist()), tuple(sign.tolist()), name, self.blocks)
 
 
 class _Prior:
@@ -140,24 +221,35 @@ class _Prior:
         d = model.dim
         self._model = model
         self._point = 0.3 + 0.7 * np.random.default_rng(0).random(d)
-        zero = np.zeros((1, d))
-        at_zero = [
-            np.ravel(p.constrain(zero)) if _is_plain(p) else np.full(_width(p), np.nan) for p in model.parameters
-        ]
+        at_zero, self._value = (self._constrained(np.full((1, d), u)) for u in (0.0, 0.7))
         is_plain = np.concatenate([np.full(_width(p), _is_plain(p)) for p in model.parameters])
         self.is_even = is_plain & self._is_same(self._point * (1 - 2 * np.eye(d)))
-        self.is_odd = self.is_even & (np.concatenate(at_zero) == 0.0)
+        self.is_odd = self.is_even & (at_zero == 0.0)
+
+    def _constrained(self, u: Floats) -> Floats:
+        """The user's number for each coordinate of one point (1, d); NaN where it has none."""
+        parts = [
+            np.ravel(p.constrain(u)) if _is_plain(p) else np.full(_width(p), np.nan) for p in self._model.parameters
+        ]
+        return np.concatenate(parts)
 
     def exchangeable(self, candidates: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Classes of coordinates that the prior does not tell apart."""
+        """Classes of coordinates that the prior does not tell apart.
+
+        All uniform priors are the same law in u. Their ends tell them apart.
+        """
         rest = list(candidates)
         while rest:
             exchanged = np.repeat(self._point[None], len(rest), axis=0)
             for row, j in zip(exchanged, rest, strict=True):
                 row[[rest[0], j]] = row[[j, rest[0]]]
-            same = self._is_same(exchanged)
+            same = self._is_same(exchanged) & (self._value[rest] == self._value[rest[0]])
             yield tuple(j for j, is_same in zip(rest, same, strict=True) if is_same)
             rest = [j for j, is_same in zip(rest, same, strict=True) if not is_same]
+
+    def has(self, image: Symmetry) -> bool:
+        """Whether a map leaves the prior unchanged."""
+        return bool(self._is_same(image(self._point[None]))[0])
 
     def _is_same(self, points: Floats) -> NDArray[np.bool_]:
         y = np.asarray(self._model.log_prior(np.concatenate([self._point[None], points])))
@@ -180,33 +272,59 @@ def _alike(model: Model) -> list[list[int]]:
     kinds: dict[str, list[int]] = {}
     for p in filter(_is_plain, model.parameters):
         is_scalar = _width(p) == 1
-        stem = re.sub(r"[\W_]*\d+$", "", p.name)
+        stem = _stem(p.name)
         kind = ("" if stem == p.name else stem) if is_scalar else f"{p.name}[]"
         kinds.setdefault(kind, []).extend(range(p.columns.start, p.columns.stop))
     return list(kinds.values())
 
 
-def _exchanges(kinds: Sequence[tuple[int, ...]], prior: _Prior, labels: Sequence[str]) -> Iterator[Symmetry]:
-    d = len(labels)
+def _stem(name: str) -> str:
+    """A name without its last digits."""
+    return re.sub(r"[\W_]*\d+$", "", name)
+
+
+@lru_cache(maxsize=16)
+def _basis(d: int, blocks: tuple[Block, ...]) -> Floats:
+    """The matrix B (d, k) with v = u B, whose rows are orthonormal: u = v B'."""
+    parts, at = [np.empty((0, 0))], 0
+    for block in blocks:
+        parts += [np.eye(block.first - at), *[helmert(block.size)] * block.rows]
+        at = block.first + block.rows * (block.size - 1)
+    return np.asarray(block_diag(*parts, np.eye(d - at)))
+
+
+def _exchanges(kinds: Sequence[tuple[int, ...]], prior: _Prior, slots: _Slots) -> Iterator[Symmetry]:
     alone = [kind[0] for kind in kinds if len(kind) == 1 and prior.is_even[kind[0]] and not prior.is_odd[kind[0]]]
+    sides = ", ".join(slots.labels[slots.of_coordinate[i]] for i in alone)
     for size in range(2, _MOST_EXCHANGED + 1):
-        together = [kind for kind in kinds if len(kind) == size]
-        for i, j in combinations(range(size), 2) if together else ():
-            order = np.arange(d)
-            for kind in together:
-                order[[kind[i], kind[j]]] = kind[j], kind[i]
-            pairs = ", ".join(f"{labels[kind[i]]} and {labels[kind[j]]}" for kind in together)
-            yield Symmetry(tuple(order.tolist()), (1,) * d, f"{pairs} are exchanged")
-            if size == 2 and alone:  # of two components one number may be the weight
-                sign = tuple(-1 if k in alone else 1 for k in range(d))
-                sides = ", ".join(labels[k] for k in alone)
-                yield Symmetry(tuple(order.tolist()), sign, f"{pairs} are exchanged, and the sides of {sides}")
+        columns = [[slots.of_coordinate[i] for i in kind] for kind in kinds if len(kind) == size]
+        # Entries that sum to one are weights of components, which have other parameters.
+        if not columns and not any(len(table) == size for table in slots.tables):
+            continue
+        for pair in combinations(range(size), 2):
+            for order in slots.exchanged(columns, size, pair, prior):
+                pairs = ", ".join(f"{slots.labels[k]} and {slots.labels[m]}" for k, m in enumerate(order) if k < m)
+                yield slots.symmetry(order, (), f"{pairs} are exchanged")
+                if size == 2 and alone:  # of two components one number may be the weight
+                    yield slots.symmetry(order, alone, f"{pairs} are exchanged, and the sides of {sides}")
 
 
-def _signs(odd: Sequence[int], labels: Sequence[str]) -> Iterator[Symmetry]:
-    d = len(labels)
+def _swapped(table: NDArray[np.int64], size: int, pair: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
+    """The table with two rows, two columns or both exchanged, if it has ``size`` of them."""
+    order = np.arange(size)
+    order[list(pair)] = pair[::-1]
+    axes = [axis for axis in (0, 1) if table.shape[axis] == size]
+    for chosen in [axes, *([axis] for axis in axes if len(axes) > 1)]:
+        swapped = table
+        for axis in chosen:
+            swapped = np.take(swapped, order, axis=axis)
+        yield swapped
+
+
+def _signs(odd: Sequence[int], slots: _Slots) -> Iterator[Symmetry]:
+    identity = np.arange(len(slots.labels))
     single = [[i] for i in odd] if 1 < len(odd) <= _MOST_SIGNS else []
     for chosen in [list(odd), *single] if odd else []:
-        sign = tuple(-1 if k in chosen else 1 for k in range(d))
-        names = ", ".join(labels[k] for k in chosen)
-        yield Symmetry(tuple(range(d)), sign, f"{names} change{'s' if len(chosen) == 1 else ''} sign")
+        names = ", ".join(slots.labels[slots.of_coordinate[k]] for k in chosen)
+        name = f"{names} change{'s' if len(chosen) == 1 else ''} sign"
+        yield slots.symmetry(identity, chosen, name)
