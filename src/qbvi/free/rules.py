@@ -176,17 +176,15 @@ class Rounds:
 class SurveyRule:
     """How many points a survey has, and what counts as a valley."""
 
-    # Points spread over the prior, in addition to one for each dimension. Those of exploring, which
-    # are chosen, find as much with fewer of them: with six more modes were not found.
-    fewest: int = 4
+    fewest: int = 6  # points spread over the prior, in addition to one for each dimension
     spreads: int = 2  # points are spread again if all of them are as the Gaussians predict ...
     further: int = 2  # ... so many times as many
     # After each mode beyond the second they are spread once more, around the modes: standard
     # deviations of all modes together.
     around: float = 2.0
     # If the likelihood is zero at all points so far, more are spread, so many times as many each
-    # time: 700 points in two dimensions before the fit gives up.
-    blind: float = 1.6
+    # time: 600 points in two dimensions before the fit gives up.
+    blind: float = 1.5
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that exceed most what the Gaussians predict
     # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
