@@ -147,7 +147,7 @@ def test_the_most_informative_points_are_where_mass_may_be_unseen():
 def test_a_single_draw_with_most_of_the_possible_mass_is_chosen(surface, pool, row):
     """The surrogate expects mass in an unseen place, which one draw of thousands has met."""
     u, high = pool.u.copy(), pool.high.copy()
-    u[row], high[row] = MEAN + [8.0, -8.0], pool.high.max() + 20
+    u[row], high[row] = MEAN + np.array([8.0, -8.0]), pool.high.max() + 20
     lonely = pool._replace(u=u, high=high, variance=surface(u).variance)
     chosen = most_informative(surface, lonely, 4, 600, everywhere(pool))
     assert np.any(np.all(chosen == u[row], axis=1))

@@ -224,9 +224,9 @@ class SurveyRule:
     stalled: int = 3
     hurry: int = 30  # evaluations, likewise, after which the first path may look at the prior
     patience: int = 30  # evaluations, likewise, that a new start may take ...
-    # ... and steps that must lead it to a mode that matters, each with the predicted gain of the last
-    # one, or with the mean rise of the last two if that is less. If steps are limited, predicted
-    # gains grow so many times, as the limit may.
+    # ... and steps that must lead it to a mode that matters, each with the predicted gain of the
+    # last one, or with the mean rise of the last two if that is less. If steps are limited,
+    # predicted gains grow so many times, as the limit may.
     steps: float = 5.0
     growth: float = 3.0
     # Nats below the first mode down to which a later one is a rival. One between that and `worth`

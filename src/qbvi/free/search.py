@@ -214,7 +214,7 @@ class Search:
         return self.method if may_look else replace(self.method, prior=None)
 
     def _is_stalled(self, state: SearchState, values: Values) -> bool:
-        """Whether the first path no longer rises, and its newest draws are far below the best point.
+        """Whether the first path no longer rises, with its newest draws far below the best point.
 
         Draws from a Gaussian around that point would be as good as `_is_near` says.
         """
