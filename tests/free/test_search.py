@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,6 +212,25 @@ def side_hill(theta):
 def test_exploring_leaves_a_side_hill(seed):
     state = searched(side_hill, seed)
     assert_allclose(max(state.modes, key=lambda mode: mode.bound).mean, [14, -9], atol=0.1)
+
+
+def test_a_first_path_that_no_longer_rises_goes_to_a_far_better_point():
+    state = begun(best=(9.0, 0.0), best_y=-95.0)._replace(bounds=(-300.0, -197.0, -210.0, -212.0, -217.0))
+    y = np.full(8, -180.0)
+    values = Values(y, y, np.ones(8, dtype=bool), np.zeros(8))
+    assert SEARCH._is_stalled(state, values)
+    assert not SEARCH._is_stalled(state._replace(bounds=(*state.bounds, -190.0)), values)  # it rises
+    assert not SEARCH._is_stalled(state._replace(best_y=-165.0), values)  # draws are as good as they should be
+    assert not SEARCH._is_stalled(state._replace(modes=(mode(0.0),)), values)  # a further path
+
+
+@pytest.mark.parametrize(("bounds", "is_given_up"), [((-38.4, -34.8, -34.7), True), ((-33.8, -29.8, -20.1), False)])
+def test_a_further_path_is_given_up_if_its_rise_does_not_lead_to_a_mode_that_matters(bounds, is_given_up):
+    """Far from a mode the predicted gain, here of 170 nats, is too high by orders."""
+    state = begun(mode(0.0))._replace(bounds=bounds)
+    store = state.path.store._replace(past=(None,) * RULE.unprobed)
+    path = state.path._replace(store=store, last_step=SimpleNamespace(gain=170.0), n_limited=1)
+    assert SEARCH._is_hopeless(FAMILY, state._replace(path=path), bounds[-1]) == is_given_up
 
 
 def test_climbs_take_the_place_of_a_path_where_there_is_one_hill():

@@ -219,10 +219,14 @@ class SurveyRule:
     valley: float = 1.0  # nats by which the log joint must fall, or bend upward, along a line ...
     shallow: float = 0.05  # ... and part of the nats from there to the mode, or of its rise
     behind: int = 6  # evaluations, likewise, after which a path far below the best point moves there
+    # Steps without a rise of the first path after which it goes to a far better point, also one of
+    # its own: values that differ by hundreds of nats may have bent its surrogate for good.
+    stalled: int = 3
     hurry: int = 30  # evaluations, likewise, after which the first path may look at the prior
     patience: int = 30  # evaluations, likewise, that a new start may take ...
-    # ... and steps, each with the predicted gain of the last one, that must lead it to a mode that
-    # matters. If steps are limited, gains grow so many times, as the limit may.
+    # ... and steps that must lead it to a mode that matters, each with the predicted gain of the
+    # last one, or with the mean rise of the last two if that is less. If steps are limited,
+    # predicted gains grow so many times, as the limit may.
     steps: float = 5.0
     growth: float = 3.0
     # Nats below the first mode down to which a later one is a rival. One between that and `worth`

@@ -97,6 +97,7 @@ class SearchState(NamedTuple):
     n_explored: int = 0  # modes when other places were last explored
     has_valley: bool = False  # whether the log joint fell on the way from a place to a mode
     is_climbed: bool = False  # whether the lines of the survey lead from the ends of a climb
+    bounds: tuple[float, ...] = ()  # lower bounds at the steps of the present path
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,10 @@ class Search:
         is_late = state.n_path > self.rules.survey.behind * (family.dim + 1)
         if is_late and self._is_better_elsewhere(state, float(np.max(path.store.y, initial=-math.inf))):
             return self._begin(family, state, state.best), info
+        if math.isfinite(float(info.bound)) and not self._path(state).is_exploring(path):
+            state = state._replace(bounds=(*state.bounds, float(info.bound)))
+            if self._is_stalled(state, values):
+                return self._begin(family, state, state.best), info
         if len(probed) and self._is_captured(family, before, probed, float(info.bound)):
             return self._next(family, state._replace(starts=state.starts[:0])), info
         return self._judged(family, state, values, info), info
@@ -193,7 +198,8 @@ class Search:
         first, eye = state.path.store.past[0].q, np.eye(family.dim)
         start = family.deform(first, np.asarray(family.whiten(first, theta[[row]]))[0], eye, eye)
         path = self.method.restarted(family, state.path, start)
-        return state._replace(path=path, modes=(), is_over=False, n_path=0, n_further=state.n_further + 1)
+        n_further = state.n_further + 1
+        return state._replace(path=path, modes=(), is_over=False, n_path=0, n_further=n_further, bounds=())
 
     def unsurveyed(self, state: SearchState) -> SearchState:
         """The search that goes on without a survey: to a first mode, and no further."""
@@ -214,6 +220,17 @@ class Search:
         is_surveyed = d <= self.rules.rounds.most_dimensions
         may_look = not state.modes and not (is_surveyed and state.n_path <= self.rules.survey.hurry * (d + 1))
         return self.method if may_look else replace(self.method, prior=None)
+
+    def _is_stalled(self, state: SearchState, values: Values) -> bool:
+        """Whether the first path no longer rises, with its newest draws far below the best point.
+
+        Draws from a Gaussian around that point would be as good as `_is_near` says.
+        """
+        rule, near, b = self.rules.survey, self.rules.rounds, state.bounds
+        y, k = values.log_joint[values.ok], rule.stalled
+        if state.modes or not len(y) or len(b) <= k or max(b[-k:]) > max(b[:-k]) + rule.valley:
+            return False
+        return self._is_better_elsewhere(state, float(y.mean()) + near.near_each * len(state.best) + near.near)
 
     def _is_near(self, state: SearchState, values: Values) -> bool:
         """Whether the last step was short, and the newest draws are as good as they should be.
@@ -317,16 +334,18 @@ class Search:
         """Whether a further path will not lead to a mode that matters.
 
         That is, it takes long, or it is so far below the best mode that even several steps like the
-        last one do not lead there.
+        last ones do not lead there: neither with the gain that was predicted for the last one, nor
+        with what the last two did gain. Far from a mode predictions are too high by orders.
         """
         rule, path = self.rules.survey, state.path
         best, top = max(mode.top for mode in state.modes), float(np.max(path.store.y, initial=-math.inf))
         is_long = state.n_path > rule.patience * (family.dim + 1) and top < best + rule.valley
         if path.last_step is None or len(path.store.past) < rule.unprobed:
             return is_long
-        growth = rule.growth if path.n_limited else 1.0
-        hope = bound + rule.steps * growth * path.last_step.gain
-        return is_long or hope < max(mode.bound for mode in state.modes) - rule.worth
+        gain, b = (rule.growth if path.n_limited else 1.0) * path.last_step.gain, state.bounds
+        if len(b) >= rule.unprobed:
+            gain = min(gain, (b[-1] - b[-3]) / 2)
+        return is_long or bound + rule.steps * gain < max(mode.bound for mode in state.modes) - rule.worth
 
     def _probe(self, family: Any, state: SearchState) -> Floats:
         """Points on the line from a further path to the nearest mode (n, d)."""
@@ -503,8 +522,8 @@ class Search:
         )
         state = state._replace(tried=state.best_y) if point is state.best else state
         if not state.modes:  # still the first path: the evaluations before count
-            return state._replace(path=path)
-        return state._replace(path=path, n_path=0, n_further=state.n_further + 1)
+            return state._replace(path=path, bounds=())
+        return state._replace(path=path, n_path=0, n_further=state.n_further + 1, bounds=())
 
     def _start(self, family: Any, point: Floats) -> Array:
         """A narrow Gaussian around a point (d,)."""
