@@ -160,16 +160,6 @@ def test_the_most_informative_points_are_where_mass_may_be_unseen():
     assert chosen.max() < 3.9  # and not where nothing can be
 
 
-@pytest.mark.parametrize("row", [101, 202, 303])
-def test_a_single_draw_with_most_of_the_possible_mass_is_chosen(surface, pool, row):
-    """The surrogate expects mass in an unseen place, which one draw of thousands has met."""
-    u, high = pool.u.copy(), pool.high.copy()
-    u[row], high[row] = MEAN + np.array([8.0, -8.0]), pool.high.max() + 20
-    lonely = pool._replace(u=u, high=high, variance=surface(u).variance)
-    chosen = most_informative(surface, lonely, 4, 600, everywhere(pool))
-    assert np.any(np.all(chosen == u[row], axis=1))
-
-
 def test_the_most_informative_points_differ(surface, pool):
     chosen = most_informative(surface, pool, 8, 600, everywhere(pool))
     apart = np.linalg.norm(chosen[:, None] - chosen, axis=2)[np.triu_indices(8, 1)]

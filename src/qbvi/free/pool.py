@@ -19,7 +19,6 @@ __all__ = ["Pool", "integrated", "most_informative", "near_gaussian_moments", "r
 Floats = NDArray[np.float64]
 
 _LARGEST = 3.0  # nats between two densities at one point that count in their divergence
-_TINY = 1e-300  # keeps a sum of weights from being zero
 _FLOOR = 1e-4  # least variance of a proposal, relative to the base
 
 
@@ -188,22 +187,16 @@ def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sens
 
     ``makes_sense`` tells which draws of the pool (m,) may be evaluated at all.
 
-    They are chosen one after the other among ``most`` draws of the pool at most: each reduces the
-    mean variance of the prediction, under the possible density, by as much as one point can, given
-    those chosen before it. Half of the candidates are there by their weight, because most of what
-    is possible may be at a single draw, in a place where next to nothing is claimed.
-
-    Where there is a border, half of the points are draws from the possible density near it instead,
-    because the surrogate knows nothing about its place.
+    They are chosen one after the other among ``most`` draws of the pool: each reduces the mean
+    variance of the prediction, under the possible density, by as much as one point can, given those
+    chosen before it. Where there is a border, half of them are draws from the possible density near
+    it instead, because the surrogate knows nothing about its place.
     """
-    u, weights = pool.u, pool.hopeful
-    if np.count_nonzero(makes_sense) > n:
-        u, weights = u[makes_sense], weights[makes_sense]
-    weights = weights / max(float(weights.sum()), _TINY)
-    drawn = weights + 1 / len(weights)
-    drawn = drawn / drawn.sum()
-    rows, counts = np.unique(systematic(np.random.default_rng(len(pool.u)), drawn, most), return_counts=True)
-    u, weights = surface.cells.middle(u[rows]), weights[rows] * counts / drawn[rows]
+    some = slice(None, None, max(1, len(pool.u) // most))
+    u, weights, is_sensible = pool.u[some], pool.hopeful[some], makes_sense[some]
+    if np.count_nonzero(is_sensible) > n:
+        u, weights = u[is_sensible], weights[is_sensible]
+    u = surface.cells.middle(u)
     if surface.border is not None:
         allowed = surface.border.possibly(u)
         at_border = _distinct(weights * allowed * (1 - allowed), n // 2, len(surface.points.y))
