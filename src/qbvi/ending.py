@@ -37,8 +37,8 @@ class StopKind(Enum):
         "full",
         False,
         (
-            "the surrogate has as many points as it can have, {points:,}, and {rounds} rounds of further ones have not "
-            "improved it: fit.missing says what it misses; fit.mcmc goes on from here with an exact sampler"
+            "{points:,} points are as many as can be used at once, and {rounds} rounds of further ones have not improved "
+            "the posterior: fit.missing says what is missing; fit.mcmc goes on from here with an exact sampler"
         ),
     )
     CALLBACK = "callback", False, "stopped by the callback"
