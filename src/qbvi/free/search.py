@@ -249,7 +249,7 @@ class Search:
         """Whether a further path, below the best mode, was to rise by over a nat at its last step.
 
         A further mode gets draws in proportion to its bound, so one that ends too early may get
-        none, and then its mass is never seen. That is worth only so many evaluations.
+        next to none, and its mass is not seen. That is worth only so many evaluations.
         """
         step, rule = state.path.last_step, self.rules.survey
         is_long = state.n_path > rule.unhurried * (len(state.best) + 1)
