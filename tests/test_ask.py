@@ -11,6 +11,7 @@ from numpy.testing import assert_array_equal
 
 import qbvi
 from comparison import assert_same
+from qbvi.ending import StopKind
 
 PRIOR = {"beta": qbvi.Normal(0, 2, shape=2), "sigma": qbvi.HalfNormal(2)}
 QUICK = qbvi.QBVI(n_samples=20, stop=qbvi.MaxIterations(4), n_fresh=30)
@@ -52,6 +53,20 @@ def test_the_same_as_fit_to_the_last_bit(case):
     opt = qbvi.Ask(PRIOR, seed=5, **CASES[case])
     assert_same(finish(opt), fitted(case))
     assert len(opt.ask()) == 0
+
+
+def test_converged_is_about_the_posterior_beyond_twelve_dimensions_too(tmp_path):
+    """Seventeen log rates, each with four counts: the best Gaussian misses about 0.3 nats."""
+
+    def rates(x):
+        return float(np.sum(4 * x - np.exp(np.minimum(x, 50))))
+
+    prior, options = qbvi.Normal(0, 2, shape=17), {"seed": 1, "init": np.full(17, np.log(4.0))}
+    qbvi.Ask(prior, **options).save(tmp_path / "begun.npz")
+    expected = qbvi.fit(rates, prior, **options)
+    assert expected.stop_kind is StopKind.FAMILY
+    assert_same(finish(qbvi.Ask(prior, **options), rates), expected)
+    assert_same(finish(qbvi.Ask.load(tmp_path / "begun.npz"), rates), expected)
 
 
 def test_points_look_like_what_a_function_gets():

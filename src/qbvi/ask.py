@@ -5,6 +5,7 @@ Use it when a job queue, a laboratory or another program stands between a point 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from qbvi.ending import Stop, StopKind
 from qbvi.evaluate import BlackBox, EvaluationError, OnFailure, Outcome
 from qbvi.evaluate.calls import Calls, ShapeError
 from qbvi.families import Family
-from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes
+from qbvi.methods import Task, choose_budget, choose_method, choose_verdict, most_joint_wholes
 from qbvi.model import Model
 from qbvi.points import row, rows
 from qbvi.progress import Progress
@@ -44,6 +45,7 @@ from qbvi.results import Fit
 from qbvi.run import Run
 from qbvi.starts import check_init
 from qbvi.stopping import Budget
+from qbvi.verdict import Verdict
 
 __all__ = ["Ask", "Points"]
 
@@ -138,7 +140,8 @@ class Ask:
         a_function("callback", callback, optional=True)
         model, posterior = arrange(prior, family, most_joint_wholes(method))
         check_init(model, init)
-        algorithm = choose_method(method, model, Task.of(posterior, family, tol, max_evals))
+        task = Task.of(posterior, family, tol, max_evals)
+        algorithm = choose_method(method, model, task)
         budget = choose_budget(algorithm, model.dim, max_evals, None, 1)
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         earlier = Earlier.of(evaluations, model)
@@ -153,6 +156,7 @@ class Ask:
             algorithm=algorithm,
             budget=budget,
             seed=resumed_seed(seed, checkpoint),
+            verdict=choose_verdict(method, task),
             callback=callback,
             earlier=earlier,
             note=size_note(family, posterior),
@@ -247,11 +251,12 @@ class Ask:
         The file contains no code.
         """
         values = {"snapshot": self._snapshot, "family": self._run.family, "budget": self._run.budget}
-        policy = self._run.black_box.on_failure
+        policy, most = self._run.black_box.on_failure, self._run.verdict.most_missing
         setup = {
             "model": self._run.model.to_spec(),
             "on_failure": policy if isinstance(policy, str) else None,
             "note": self._run.note,
+            "most_missing": most if math.isfinite(most) else None,
             "tries": [list(tried) for tried in self._tries.items()],
         }
         identity = Identity(secrets.token_hex(8), self._run.seed, {})
@@ -284,6 +289,7 @@ class Ask:
             algorithm,
             saved.read("budget", Budget),
             saved.seed,
+            _verdict(saved),
             earlier=saved.read("earlier", object),
             note=str(saved.setup.get("note", "")),
         )
@@ -413,6 +419,14 @@ def _model_and_policy(saved: Saved, prior: Any, on_failure: OnFailure | None) ->
 def _tries(saved: Saved) -> dict[int, int]:
     try:
         return {int(number): int(n) for number, n in saved.setup.get("tries", [])}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise CheckpointError(saved.inconsistent(error)) from error
+
+
+def _verdict(saved: Saved) -> Verdict:
+    most = saved.setup.get("most_missing")
+    try:
+        return Verdict() if most is None else Verdict(most_missing=float(most))
     except (TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(saved.inconsistent(error)) from error
 

@@ -35,7 +35,7 @@ from qbvi.evaluate.executors import open_runner, warn_if_nothing_to_share
 from qbvi.evaluate.loaders import LoaderBatches, is_loader
 from qbvi.evaluate.terms import Summed, terms_of
 from qbvi.families import Family, GaussianFamily
-from qbvi.methods import Task, choose_budget, choose_method, most_joint_wholes, most_missing
+from qbvi.methods import Task, choose_budget, choose_method, choose_verdict, most_joint_wholes
 from qbvi.model import Model
 from qbvi.naming import nearest
 from qbvi.problem import Problem, with_arguments
@@ -46,7 +46,6 @@ from qbvi.run import Run
 from qbvi.signals import terminated_as_interrupted
 from qbvi.starts import check_init, run_all, starting_points
 from qbvi.stopping import GapBelow, MaxIterations, MissingBelow
-from qbvi.verdict import Verdict
 
 __all__ = ["fit"]
 
@@ -361,7 +360,7 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
             where=place.words,
             earlier=earlier,
             note=size_note(family, posterior),
-            verdict=Verdict(most_missing=most_missing(method, task)),
+            verdict=choose_verdict(method, task),
         )
         progress_line = Progress(progress, _max_iterations(algorithm), max_evals, max_time, _tolerance(algorithm))
         if checkpoint is None:

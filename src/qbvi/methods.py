@@ -20,8 +20,17 @@ from qbvi.protocol import Algorithm
 from qbvi.regression import LowRankRegression, MeanFieldRegression, Regression, Ridge
 from qbvi.stopping import RESERVE, Budget, MaxIterations, Plateau
 from qbvi.updates import LearningRate
+from qbvi.verdict import Verdict
 
-__all__ = ["METHODS", "Task", "choose_budget", "choose_method", "many_dimensional", "most_joint_wholes"]
+__all__ = [
+    "METHODS",
+    "Task",
+    "choose_budget",
+    "choose_method",
+    "choose_verdict",
+    "many_dimensional",
+    "most_joint_wholes",
+]
 
 # Dimensions d up to which a regression always pays. It needs of the order of d^2 draws to converge.
 _MOST_DIMENSIONS = MOST_JOINT
@@ -103,7 +112,12 @@ def _relative_tolerance(task: Task) -> float:
     return max(1.0, task.family.dim / FreeRules().rounds.most_dimensions)
 
 
-def most_missing(method: Any, task: Task) -> float:
+def choose_verdict(method: Any, task: Task) -> Verdict:
+    """The rules for what counts as converged, with ``method`` as the user gave it."""
+    return Verdict(most_missing=_most_missing(method, task))
+
+
+def _most_missing(method: Any, task: Task) -> float:
     """Nats of the posterior that a converged fit may miss; infinite for a method or family by name.
 
     It is the tolerance in up to twelve dimensions, and grows in proportion beyond: a tolerance for

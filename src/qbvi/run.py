@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,12 +110,12 @@ class Run:
     algorithm: Algorithm
     budget: Budget
     seed: int
+    verdict: Verdict  # without a default: whoever makes a run must choose it
     callback: Callable[[Iterate], bool | None] | None = None
     on_turn: Callable[[bool], None] | None = None
     backend: Backend = HOST
     where: str = ""
     note: str = ""
-    verdict: Verdict = field(default_factory=Verdict)
     earlier: Earlier | None = None
 
     def __post_init__(self) -> None:

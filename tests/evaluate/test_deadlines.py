@@ -26,6 +26,7 @@ from qbvi.evaluate.tasks import Task
 from qbvi.evaluations import Recorded
 from qbvi.run import Run
 from qbvi.stopping import Budget
+from qbvi.verdict import Verdict
 
 PRIOR = qbvi.Normal(1, 2, shape=3)
 ENDLESS = qbvi.QBVI(n_samples=10, stop=(), n_fresh=100)  # only a budget ends it
@@ -62,7 +63,7 @@ def every_call_costing(seconds):
 
 def plain_run():
     model, family = arrange(PRIOR, "full")
-    return Run(model, family, BlackBox(Target()), None, qbvi.Regression(), Budget(), seed=1)
+    return Run(model, family, BlackBox(Target()), None, qbvi.Regression(), Budget(), seed=1, verdict=Verdict())
 
 
 # ---------------------------------------------------------------- in this process

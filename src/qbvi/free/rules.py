@@ -223,6 +223,7 @@ class SurveyRule:
     # its own: values that differ by hundreds of nats may have bent its surrogate for good.
     stalled: int = 3
     hurry: int = 30  # evaluations, likewise, after which the first path may look at the prior
+    unhurried: int = 15  # evaluations, likewise, that a further path may take until it no longer rises
     patience: int = 30  # evaluations, likewise, that a new start may take ...
     # ... and steps that must lead it to a mode that matters, each with the predicted gain of the
     # last one, or with the mean rise of the last two if that is less. If steps are limited,

@@ -245,9 +245,22 @@ class Search:
         short = rule.short_limited if path.n_limited else rule.short
         return bool(is_high and path.last_step.kl < short and n > (d + 1) * (d + 2) // 2)
 
+    def _is_rising(self, state: SearchState, bound: float) -> bool:
+        """Whether a further path, below the best mode, was to rise by over a nat at its last step.
+
+        A further mode gets draws in proportion to its bound, so one that ends too early may get
+        next to none, and its mass is not seen. That is worth only so many evaluations.
+        """
+        step, rule = state.path.last_step, self.rules.survey
+        is_long = state.n_path > rule.unhurried * (len(state.best) + 1)
+        if not state.modes or step is None or is_long:
+            return False
+        return bool(step.gain > rule.valley and bound < max(mode.bound for mode in state.modes) - rule.valley)
+
     def _judged(self, family: Any, state: SearchState, values: Values, info: Info) -> SearchState:
         """End the path if it has arrived, or if it takes too long."""
-        is_there = float(info.gap) < self.rules.rounds.begin or self._is_near(state, values)
+        is_near = self._is_near(state, values) and not self._is_rising(state, float(info.bound))
+        is_there = float(info.gap) < self.rules.rounds.begin or is_near
         if is_there and math.isfinite(float(info.bound)):
             q, top = state.path.q, float(np.max(state.path.store.y))
             gain = 0.0 if state.path.last_step is None else float(state.path.last_step.gain)
