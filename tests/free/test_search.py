@@ -158,9 +158,12 @@ def test_a_path_that_cannot_reach_the_best_mode_is_given_up_early():
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", [5, 12, 30])
-def test_a_line_with_underestimated_errors_ends_in_the_main_mode(seed):
-    """With wide priors there are side modes, 60 to 140 nats down, where the scatter is all noise."""
+def test_a_line_with_underestimated_errors_ends_in_the_main_mode():
+    """With wide priors there are side modes, 60 to 140 nats down, where the scatter is all noise.
+
+    The survey has few points. Of 61 fits of these data, 58 find the main mode (docs/reliability.md). With that share, more
+    than 3 of 20 miss it with a probability of 0.02. Of fits from the centre of the prior most do.
+    """
     rng = np.random.default_rng(7)
     x = np.sort(10 * rng.random(40))
     sd = 0.1 + 0.4 * rng.random(40)
@@ -173,10 +176,13 @@ def test_a_line_with_underestimated_errors_ends_in_the_main_mode(seed):
         variance = sd**2 + model**2 * np.exp(2 * log_f)
         return -0.5 * np.sum((y - model) ** 2 / variance + np.log(2 * np.pi * variance))
 
-    fit = qbvi.fit(loglike, [(-5, 0.5), (0, 10), (-10, 1)], seed=seed)
-    assert fit.converged
-    # Importance sampling with a million draws of a Student-t around the mode; its error is 0.001.
-    assert abs(fit.evidence + 56.432) < 3 * fit.evidence_se + 0.05
+    n_right = 0
+    for seed in range(20):
+        fit = qbvi.fit(loglike, [(-5, 0.5), (0, 10), (-10, 1)], seed=seed)
+        assert fit.converged
+        # Importance sampling with a million draws of a Student-t around the mode; its error is 0.001.
+        n_right += bool(abs(fit.evidence + 56.432) < 3 * fit.evidence_se + 0.05)
+    assert n_right >= 17
 
 
 @pytest.mark.parametrize("seed", range(4))
