@@ -9,7 +9,7 @@ from qbvi.arrays import to_numpy
 from qbvi.families import DiagonalGaussian, Gaussian
 from qbvi.protocol import Values
 from qbvi.regression.krylov import Weighted, krylov
-from qbvi.regression.ridge import Ridge, RidgeRules, judged
+from qbvi.regression.ridge import Ridge, RidgeRules, _in_single, judged
 from sweeps import sweep
 
 
@@ -29,16 +29,16 @@ def explicit(z, h, weight, ridge):
     return w[: d + 2], C
 
 
-def test_single_precision_leaves_the_regression_as_it_is(rng):
+@pytest.mark.parametrize("size", [1.0, 1e60])
+def test_single_precision_leaves_the_regression_as_it_is(rng, size):
     """The Gram matrix of the free features has a nugget of 1,000 machine epsilons, which decides the error."""
     z = rng.standard_normal((400, 10))
-    points = Weighted(z, np.sum(z @ rng.standard_normal((10, 10)) * z, axis=1), rng.uniform(0.5, 1.0, 400))
-    ridges = np.asarray([1e-3, 1.0])
-    double = krylov(points, 24).solve(ridges)
-    single = krylov(points.astype(np.float32), 24).solve(ridges.astype(np.float32))
-    assert single.C.dtype == np.float32
-    scale = np.max(np.abs(double.C))
-    np.testing.assert_allclose(single.astype(np.float64).C, double.C, atol=4000 * np.finfo(np.float32).eps * scale)
+    h = size * np.sum(z @ rng.standard_normal((10, 10)) * z, axis=1)
+    points, ridges = Weighted(z, h, rng.uniform(0.5, 1.0, 400)), np.asarray([1e-3, 1.0])
+    double, single = krylov(points, 24).solve(ridges), _in_single(points, 24, ridges)
+    error = 4000 * np.finfo(np.float32).eps
+    np.testing.assert_allclose(single.C, double.C, atol=error * np.max(np.abs(double.C)))
+    np.testing.assert_allclose(single.free, double.free, atol=error * np.max(np.abs(double.free)))
 
 
 def test_draws_of_another_q_count_by_their_density_in_few_dimensions_and_alike_for_a_quadratic():

@@ -12,7 +12,7 @@ ridges at once. Memory is O(n d).
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import array_api_compat
 import numpy as np
@@ -45,11 +45,6 @@ class Weighted(NamedTuple):
         is_there = self.weight > np.finfo(self.weight.dtype).eps * np.max(self.weight, initial=0.0)
         return Weighted(self.z[is_there], self.h[is_there], self.weight[is_there])
 
-    def astype(self, dtype: Any) -> Weighted:
-        """In another precision."""
-        xp = array_namespace(self.z)
-        return Weighted(*(xp.astype(part, dtype, copy=False) for part in self))
-
 
 class Quadratic(NamedTuple):
     """A quadratic function of z, or several along a first axis."""
@@ -60,11 +55,6 @@ class Quadratic(NamedTuple):
     def __call__(self, z: Array) -> Array:
         """Values at points: (n, d) -> (..., n)."""
         return self.free @ free_features(z).T + _quadratic(z, self.C)
-
-    def astype(self, dtype: Any) -> Quadratic:
-        """In another precision."""
-        xp = array_namespace(self.C)
-        return Quadratic(*(xp.astype(part, dtype, copy=False) for part in self))
 
     @property
     def bound(self) -> Array:

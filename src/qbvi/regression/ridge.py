@@ -271,18 +271,16 @@ class Ridge(CompiledRegression):
         most = family.dim * (family.dim + 1) // 2
         m = min(rule.full_dimensions if family.n_quadratic == most else rule.dimensions, most)
         ridges = n_effective * xp.asarray(rule.ridges, dtype=q.dtype, device=device(q))
-        dtype = xp.float32 if rule.single else q.dtype
-        found = krylov(seen.counted().astype(dtype), m).solve(xp.astype(ridges, dtype))
-        fits = found.astype(q.dtype)
+        fits = _in_single(seen, m, ridges) if rule.single else krylov(seen.counted(), m).solve(ridges)
         error = (fits(unseen.z) - unseen.h) ** 2
         is_there = xp.astype(unseen.weight > 0, q.dtype)
         badness = error @ unseen.weight
         best = xp.reshape(xp.argmin(xp.where(xp.isnan(badness), xp.zeros_like(badness) + math.inf, badness)), (1,))
         ridge, error, free, C = (xp.take(part, best, axis=0)[0, ...] for part in (ridges, error, fits.free, fits.C))
         unexplained = xp.sum(error * is_there) / xp.maximum(xp.sum(is_there), xp.ones_like(n_effective))
-        best_fit = Quadratic(free, C)
+        found = Quadratic(free, C)
         # If rounding or too few values spoil the regression, make no step.
-        b, C = best_fit.b, best_fit.curvature
+        b, C = found.b, found.curvature
         is_sound = xp.all(xp.isfinite(b)) & xp.all(xp.isfinite(C)) & xp.isfinite(unexplained)
         return _Answer(
             xp.where(is_sound, b, xp.zeros_like(b)),
@@ -401,6 +399,20 @@ class _Answer(NamedTuple):
     unexplained: Array  # () mean squared error at held-out draws
     n_effective: Array  # () effective sample size
     ridge: Array  # () relative to the effective sample size
+
+
+def _in_single(points: Weighted, m: int, ridges: Array) -> Quadratic:
+    """The solutions in a Krylov space of m dimensions, by products in single precision.
+
+    Residuals are divided by a power of two, which is exact: their squares would overflow.
+    """
+    xp, dtype = array_namespace(ridges), ridges.dtype
+    points = points.counted()
+    largest = xp.max(xp.abs(points.h))
+    scale = 2.0 ** xp.ceil(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
+    single = Weighted(*(xp.astype(part, xp.float32) for part in (points.z, points.h / scale, points.weight)))
+    found = krylov(single, m).solve(xp.astype(ridges, xp.float32))
+    return Quadratic(scale * xp.astype(found.free, dtype), scale * xp.astype(found.C, dtype))
 
 
 def judged(family: GaussianFamily, z: Array, h: Array, ok: Array, method: Ridge) -> _Fresh:
