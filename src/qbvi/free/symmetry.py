@@ -16,8 +16,8 @@ from itertools import combinations, product
 from typing import NamedTuple, Self
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import block_diag, helmert
 
 from qbvi.model import Model, Parameter
 from qbvi.supports import Periodic, Simplex
@@ -288,9 +288,9 @@ def _basis(d: int, blocks: tuple[Block, ...]) -> Floats:
     """The matrix B (d, k) with v = u B, whose rows are orthonormal: u = v B'."""
     parts, at = [np.empty((0, 0))], 0
     for block in blocks:
-        parts += [np.eye(block.first - at), *[helmert(block.size)] * block.rows]
+        parts += [np.eye(block.first - at), *[scipy.linalg.helmert(block.size)] * block.rows]
         at = block.first + block.rows * (block.size - 1)
-    return np.asarray(block_diag(*parts, np.eye(d - at)))
+    return np.asarray(scipy.linalg.block_diag(*parts, np.eye(d - at)))
 
 
 def _exchanges(kinds: Sequence[tuple[int, ...]], prior: _Prior, slots: _Slots) -> Iterator[Symmetry]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import array_api_compat
 import numpy as np
 
 from qbvi.arrays import Array, array_namespace, device, repeat
@@ -40,7 +39,7 @@ class Weighted(NamedTuple):
 
     def counted(self) -> Weighted:
         """Without the points that have hardly any weight, where shapes may vary: on the host."""
-        if not array_api_compat.is_numpy_array(self.weight):
+        if not isinstance(self.weight, np.ndarray):
             return self
         is_there = self.weight > np.finfo(self.weight.dtype).eps * np.max(self.weight, initial=0.0)
         return Weighted(self.z[is_there], self.h[is_there], self.weight[is_there])
