@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -308,3 +309,14 @@ def test_a_fit_of_many_groups_settles_within_its_tolerance():
     assert fit.converged
     assert missing < 0.01
     assert fit.n_evals < 800  # a dense regression takes 1,146
+
+
+def test_ridge_regression_waits_for_a_search_and_for_a_structure_that_leaves_out_little():
+    rule, structure = StructureRule(), SimpleNamespace(dense=0.001, rows=np.ones(40))
+    first = rule.points * 40
+    # before the first search, shortly before the next one, long before it, and where none is due
+    cases = [(first - 1, 0), (1000, 1200), (1000, 2000), (1000, 900)]
+    assert [rule.is_soon_due(n, 40, due) for n, due in cases] == [True, True, False, False]
+    found, used = Finding(structure=structure, n_won=1), Finding(structure=structure, n_won=rule.wins)
+    poor = used._replace(structure=SimpleNamespace(dense=2 * rule.partial))
+    assert [finding.is_promising(rule) for finding in (Finding(), found, used, poor)] == [False, True, True, False]

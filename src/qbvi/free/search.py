@@ -356,7 +356,7 @@ class Search:
         if path.last_step is None or len(path.store.past) < rule.unprobed:
             return is_long
         gain, b = (rule.growth if path.n_limited else 1.0) * path.last_step.gain, state.bounds
-        if len(b) >= rule.unprobed:
+        if len(b) > 2:
             gain = min(gain, (b[-1] - b[-3]) / 2)
         return is_long or bound + rule.steps * gain < max(mode.bound for mode in state.modes) - rule.worth
 

@@ -635,8 +635,8 @@ class StructureRule:
         return is_enough and (is_known or n_near < d * (d + 3) // 2)
 
     def is_soon_due(self, n: int, d: int, due: int) -> bool:
-        """Whether the next search, or the first one, is not far away."""
-        return n < max(self.points * d, due) < self.again * n or n < self.points * d
+        """Whether the first search is still to come, or the next one is not far away."""
+        return n < self.points * d or n < due < self.again * n
 
     def is_sparse(self, is_hub: Array) -> bool:
         """Whether few parameters are hubs (d,)."""
