@@ -243,7 +243,7 @@ class _Prior:
             exchanged = np.repeat(self._point[None], len(rest), axis=0)
             for row, j in zip(exchanged, rest, strict=True):
                 row[[rest[0], j]] = row[[j, rest[0]]]
-            same = self._is_same(exchanged) & (self._value[rest] == self._value[rest[0]])
+            same = self._is_same(exchanged) & np.isclose(self._value[rest], self._value[rest[0]], rtol=_EXACT, atol=0)
             yield tuple(j for j, is_same in zip(rest, same, strict=True) if is_same)
             rest = [j for j, is_same in zip(rest, same, strict=True) if not is_same]
 
