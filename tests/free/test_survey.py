@@ -226,8 +226,9 @@ def test_more_points_are_spread_each_time_while_the_likelihood_is_zero(rng):
 def test_a_mode_near_one_end_of_a_uniform_prior_is_evaluated_near_the_other():
     prior = PriorScale((0.0, 1.0, 0.0), (1.5, 2.0, 1.5), (True, True, False))
     survey = Survey.begin(np.zeros(3)).drawn(np.zeros((4, 3)), np.full(4, -5.0))
-    assert not len(survey.opposite(np.array([1.7, -1.3, 9.0]), prior, RULE).across)
-    survey = survey.opposite(np.array([-3.0, 6.0, 9.0]), prior, RULE)
+    sd = np.full(3, 0.01)
+    assert not len(survey.opposite(np.array([1.7, -1.3, 9.0]), sd, prior, RULE).across)
+    survey = survey.opposite(np.array([-3.0, 6.0, 9.0]), sd, prior, RULE)
     assert survey.is_due
     # One end at a time; the third coordinate has no ends.
     assert_allclose(survey.ask((prior,), RULE, None), [[3, 6, 9], [-3, -4, 9]])
@@ -238,9 +239,17 @@ def test_a_mode_near_one_end_of_a_uniform_prior_is_evaluated_near_the_other():
     assert survey.n_spread == 1
 
 
+def test_a_wide_mode_that_reaches_an_end_is_evaluated_near_the_other_one():
+    prior = PriorScale((0.0,), (1.0,), (True,))
+    survey = Survey.begin(np.zeros(1)).drawn(np.zeros((4, 1)), np.full(4, -5.0))
+    mode, narrow, wide = np.array([-1.0]), np.array([0.05]), np.array([0.15])
+    assert not len(survey.opposite(mode, narrow, prior, RULE).across)  # reaches 1.1 of 1.2
+    assert_allclose(survey.opposite(mode, wide, prior, RULE).across, [[1.0]])  # reaches 1.3
+
+
 def test_a_mode_that_is_found_before_the_prior_is_surveyed_waits_for_the_survey():
     prior = PriorScale((0.0,), (1.0,), (True,))
-    survey = Survey.begin(np.zeros(1)).opposite(np.array([4.0]), prior, RULE)
+    survey = Survey.begin(np.zeros(1)).opposite(np.array([4.0]), np.ones(1), prior, RULE)
     spread = survey.ask((prior,), RULE, np.random.default_rng(1))
     assert len(spread) == 1 + RULE.size(1)
     assert_allclose(survey.drawn(spread, np.zeros(len(spread))).ask((prior,), RULE, None), [[-4.0]])

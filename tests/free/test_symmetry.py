@@ -24,9 +24,12 @@ def test_components_with_equal_priors_are_exchanged_together():
     assert names(vectors) == ["mu[0] and mu[1], sd[0] and sd[1] are exchanged"]
     numbered = {"mu1": qbvi.Normal(1, 5), "sd_1": POSITIVE, "mu2": qbvi.Normal(1, 5), "sd_2": POSITIVE}
     assert names(numbered) == ["mu1 and mu2, sd_1 and sd_2 are exchanged"]
-    # Plain names of the same prior are of one kind, as the probabilities to leave each of two states.
+    # Plain names of the same prior are of one kind, as the probabilities to leave each of two states,
+    # or have that prior by accident.
     assert names({"mu": qbvi.Normal(1, 5, shape=2), "leave": POSITIVE, "enter": POSITIVE}) == [
-        "mu[0] and mu[1], leave and enter are exchanged"
+        "mu[0] and mu[1], leave and enter are exchanged",
+        "mu[0] and mu[1] are exchanged",
+        "leave and enter are exchanged",
     ]
 
 
@@ -43,14 +46,52 @@ def test_three_components_have_three_exchanges_and_more_have_none():
     assert names(qbvi.Normal(1, 5, shape=4)) == []
 
 
-def test_entries_with_different_priors_are_not_exchanged():
-    assert names(qbvi.Normal(np.array([1.0, 2.0]), 5)) == []
+def test_components_that_are_alike_by_name_are_exchanged_whatever_their_priors():
+    vector = Model(qbvi.Normal(np.array([1.0, 2.0]), 5))
+    assert [(s.name, s.keeps_prior) for s in proposed(vector)] == [("theta[0] and theta[1] are exchanged", False)]
+    mixture = {"m1": qbvi.Normal(-1, 5), "m2": qbvi.Normal(1, 5), "sd1": POSITIVE, "sd2": POSITIVE}
+    both = "m1 and m2, sd1 and sd2 are exchanged"
+    weighted = {**mixture, "weight": qbvi.Beta(2, 5)}
+    assert names(mixture) == ["sd1 and sd2 are exchanged", both]
+    assert names(weighted)[2:] == [both, f"{both}, and the sides of weight"]
+    assert not any(symmetry.keeps_prior for symmetry in proposed(Model(weighted))[1:])
+    # Other names with different priors are not alike, nor are numbers between different ends.
+    assert names({"rate": qbvi.LogNormal(0, 1), "decay": qbvi.LogNormal(1, 1)}) == []
     assert names([(0.0, 5.0), (0.0, 5.0), (1.0, 2.0)])[:1] == ["theta[0] and theta[1] are exchanged"]
+
+
+def test_a_sign_may_change_with_an_exchange():
+    """A curve between two levels: they change places if the slope changes its sign."""
+    level, slope = qbvi.Normal(50, 100), qbvi.Normal(0, 3)
+    curve = names({"low": level, "high": level, "slope": slope, "middle": qbvi.Normal(1, 3)})
+    assert curve[:2] == ["low and high are exchanged", "low and high are exchanged, and slope changes sign"]
+    # Where slope and middle are alike by accident, only the levels are exchanged, too.
+    alike = names({"low": level, "high": level, "slope": slope, "middle": slope})
+    assert alike[0] == "low and high, slope and middle are exchanged"
+    assert "low and high are exchanged, and slope changes sign" in alike
+    assert len(alike) == len(set(alike))
+
+
+def test_log_joints_at_images_by_the_prior(rng):
+    model = Model({"m1": qbvi.Normal(-1, 2), "m2": qbvi.Normal(1, 3), "weight": qbvi.Beta(2, 5)})
+    image = proposed(model)[1]
+    assert image.name.endswith("the sides of weight")
+
+    def likelihood(u):
+        return np.sin(u[:, 0]) * np.tanh(u[:, 2]) - np.sin(u[:, 1]) * np.tanh(u[:, 2])
+
+    group, u = Group.of(model.dim, [image]), rng.standard_normal((6, model.dim))
+    y = likelihood(u) + model.log_prior(u)
+    at = group.images(u)
+    assert_allclose(group.log_joints(u, y, model.log_prior), likelihood(at) + model.log_prior(at))
+    kept = Group.of(2, [Symmetry((1, 0), (1, 1), "")])
+    assert_allclose(kept.log_joints(u[:, :2], y, model.log_prior), np.repeat(y, 2))
 
 
 def test_uniform_priors_with_different_ends_are_not_alike():
     prior = {"stay_a": (0, 1), "stay_b": (0, 1), "rate_a": (0, 50), "rate_b": (0, 50)}
-    assert names(prior) == ["stay_a and stay_b, rate_a and rate_b are exchanged"]
+    assert names(prior)[0] == "stay_a and stay_b, rate_a and rate_b are exchanged"
+    assert names(prior)[1:] == ["stay_a and stay_b are exchanged", "rate_a and rate_b are exchanged"]
     assert names({"capacity": (0, 5000), "growth": (0, 5)}) == []
 
 
@@ -167,6 +208,45 @@ def test_labels_are_exchanged_and_the_second_mode_costs_nothing():
     assert fit.n_evals < other.n_evals
     # What is not exact is no symmetry, however near.
     assert not other.record.notes
+
+
+def test_labels_that_only_the_prior_tells_apart():
+    """Both orders have the same likelihood, and the prior prefers one of them by 1.6 to 1."""
+    means, sd = np.array([-1.0, 1.0]), 6.0
+    fit = qbvi.fit(two_labels, qbvi.Normal(means, sd), seed=1)
+    other = qbvi.fit(lambda x: two_labels(x, 1e-3), qbvi.Normal(means, sd), seed=1)
+
+    def mass(order):
+        """Of a product of Gaussians in each coordinate."""
+        scale = np.sqrt(np.array(sds := [0.5, 0.8])[[*order]] ** 2 + sd**2)
+        assert len(sds) == 2
+        return np.prod(stats.norm.pdf(np.array([3.0, -2.0])[[*order]], means, scale))
+
+    first, second = mass((0, 1)), mass((1, 0))
+    assert fit.converged
+    assert_allclose(fit.evidence, np.log(first + second), atol=0.05)
+    share = np.mean(np.asarray(fit.sample(4000, seed=1))[:, 0] > 0.5)
+    assert abs(share - first / (first + second)) < 0.05  # five standard errors, and what tol allows
+    assert [start.n_evals for start in fit.starts].count(0) == 1
+    assert fit.n_evals < other.n_evals
+    (note,) = [note for note in fit.record.notes if "exchanged" in note]
+    assert note.startswith("the likelihood is the same if theta[0] and theta[1] are exchanged: only the prior")
+
+
+def test_a_curve_between_two_levels_has_a_copy_of_opposite_slope():
+    x = np.linspace(-3, 3, 9)
+    y = 5 + 90 / (1 + np.exp(-1.5 * (x - 0.4))) + np.array([2, -1, 3, 0, -2, 1, 1, -3, 0])
+
+    def loglike(p):
+        mean = p["low"] + (p["high"] - p["low"]) / (1 + np.exp(-p["slope"] * (x - p["middle"])))
+        return float(stats.norm.logpdf(y, mean, 3).sum())
+
+    level = qbvi.Normal(50, 100)
+    prior = {"low": level, "high": level, "slope": qbvi.Normal(0, 3), "middle": qbvi.Normal(0, 3)}
+    fit = qbvi.fit(loglike, prior, seed=1)
+    assert fit.converged
+    assert "low and high are exchanged, and slope changes sign" in str(fit.record.notes)
+    assert abs(np.mean(np.asarray(fit.sample(2000, seed=1)["slope"]) > 0) - 0.5) < 0.05
 
 
 def test_an_exchange_is_tested_at_a_later_mode_if_it_leaves_the_first_one_where_it_is():

@@ -18,6 +18,7 @@ the last two rounds and the surrogate's own error are all below the tolerance.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -39,7 +40,7 @@ from qbvi.free.proposal import Proposal
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Coordinates, Points, Surface
-from qbvi.free.symmetry import Symmetry, proposed
+from qbvi.free.symmetry import LogPrior, Symmetry, proposed
 from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
 from qbvi.noise import NO_NOISE, Noise
@@ -147,7 +148,10 @@ class Free(Algorithm):
     is_hurried
         Whether the budget is too small for that survey. `qbvi.fit` sets it.
     symmetries
-        Symmetries of the prior, which the log joint may have. `qbvi.fit` sets them.
+        Symmetries that the likelihood may have. `qbvi.fit` sets them.
+    log_prior
+        Log prior density of points (n, d), for symmetries that the prior does not have. `qbvi.fit`
+        sets it.
     needs_structure
         Whether there are so many dimensions that a shape is free only where a structure is found.
         `qbvi.fit` sets it.
@@ -170,6 +174,7 @@ class Free(Algorithm):
     cells: Cells = field(default_factory=Cells, repr=False)
     is_hurried: bool = field(default=False, repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
+    log_prior: LogPrior | None = field(default=None, repr=False)
     needs_structure: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -218,7 +223,11 @@ class Free(Algorithm):
         is_hurried = first.prior is None and PriorScale.of(model) is not None
         symmetries = () if prior is None or self.cells else proposed(model)
         first = self.first if has_start else first
-        return replace(self, first=first, prior=prior, is_hurried=is_hurried, symmetries=symmetries)
+        is_kept = all(symmetry.keeps_prior for symmetry in symmetries)
+        log_prior = None if is_kept else model.log_prior
+        return replace(
+            self, first=first, prior=prior, is_hurried=is_hurried, symmetries=symmetries, log_prior=log_prior
+        )
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
@@ -257,11 +266,7 @@ class Free(Algorithm):
             n = len(self._search.worthy(state.search))
             notes = (*notes, f"the search for modes ended when it had found {n} of them: there may be more")
         if which := state.search.symmetries:
-            changes = "; ".join(self.symmetries[i].name for i in which)
-            notes = (
-                *notes,
-                f"the posterior is the same if {changes}: its modes are copies, an order or a sign in the prior would keep one of them",
-            )
+            notes = (*notes, *_names_of_changes([self.symmetries[i] for i in which]))
         return notes
 
     def repeated_draws(self, state: FreeState, n: int) -> int:
@@ -443,7 +448,7 @@ class Free(Algorithm):
 
     @property
     def _search(self) -> Search:
-        return Search(self.first, self.prior, self.rules, self.cells, self.symmetries)
+        return Search(self.first, self.prior, self.rules, self.cells, self.symmetries, self.log_prior)
 
     def _is_noisy(self, search: SearchState) -> bool:
         """Whether noise may hide other modes, and what is missing of the posterior."""
@@ -650,8 +655,7 @@ class Free(Algorithm):
             density=density,
             member=density.pack(member),
             draws=pool.u[rng.choice(len(pool.u), size=_SPARE * n, p=weights)],
-            # No exploring point is an image of another.
-            exploring=self._exploring(state, surface, pool._replace(u=group.canonical(pool.u)), n),
+            exploring=self._exploring(state, surface, pool, n),
             error=self._error(state, pool),
             change=self._change(family, state, pool),
             hope=pool.hope,
@@ -672,18 +676,20 @@ class Free(Algorithm):
         return nats * (self.rules.rounds.noise_margin if self._is_noisy(state.search) else 1.0)
 
     def _exploring(self, state: FreeState, surface: Surface, pool: Pool, n: int) -> Exploring:
-        """The n points that extend the posterior most.
+        """The n points that extend the posterior most; none of them is an image of another.
 
         In large rounds near the end, half of them are draws from where mass may be.
         """
         rule, makes_sense = self.rules.rounds, self._makes_sense(pool.u)
+        canonical = pool._replace(u=self._search.group(state.search).canonical(pool.u))
+        may_call = self._makes_sense(canonical.u)
         is_near_the_end = bool(state.checks) and Shown.by(state.checks[-1:]).missing < self._tolerance(state)
         # Through noise, a few draws measure nothing.
         is_measurable = not self.cells and surface.border is None and makes_sense.any() and not state.search.path.noise
         if n < rule.measured or not is_near_the_end or not is_measurable:
-            return Exploring(most_informative(surface, pool, n, rule.pool, makes_sense))
+            return Exploring(most_informative(surface, canonical, n, rule.pool, may_call))
         drawn = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
-        others = most_informative(surface, pool, n - len(drawn.u), rule.pool, makes_sense)
+        others = most_informative(surface, canonical, n - len(drawn.u), rule.pool, may_call)
         return Exploring(np.concatenate([drawn.u, others]), *drawn[1:])
 
     def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
@@ -768,7 +774,7 @@ class Free(Algorithm):
         group = self._search.group(state.search)
         at = group.images(state.theta)
         theta = self.cells.middle(at)
-        y = np.repeat(state.y, len(group)) + self.cells.slope(theta) - self.cells.slope(at)
+        y = group.log_joints(state.theta, state.y, self.log_prior) + self.cells.slope(theta) - self.cells.slope(at)
         returned = np.repeat(state.noise, len(group))
         finite = np.flatnonzero(np.isfinite(y))
         _, first, which, count = np.unique(
@@ -817,6 +823,15 @@ class Free(Algorithm):
         before = state.current.density.surface(state.current.member)(pool.u).low
         # Both integrals are over the same draws, so that most of their error cancels.
         return max(pool.divergence(before), abs(pool.log_z - pool.log_integral(before)))
+
+
+def _names_of_changes(symmetries: Sequence[Symmetry]) -> Iterator[str]:
+    """Notes that name the changes that leave the posterior as it is, or the likelihood alone."""
+    if kept := "; ".join(symmetry.name for symmetry in symmetries if symmetry.keeps_prior):
+        cure = "an order or a sign in the prior would keep one of them"
+        yield f"the posterior is the same if {kept}: its modes are copies, {cure}"
+    if others := "; ".join(symmetry.name for symmetry in symmetries if not symmetry.keeps_prior):
+        yield f"the likelihood is the same if {others}: only the prior tells such modes apart"
 
 
 def _in_coordinates(theta: Floats, y: Floats, held: Member | None) -> Floats:

@@ -188,8 +188,9 @@ class SurveyRule:
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that exceed most what the Gaussians predict
     # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
-    # eighth of a uniform prior.
+    # eighth of a uniform prior. So many of its own standard deviations belong to a mode.
     at_end: float = 1.2
+    reach: float = 2.0
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise
     # Median error of that prediction, likewise, below which the log joint is as good as quadratic.
     # A point that exceeds it by so many times this error is then on another hill.

@@ -17,7 +17,7 @@ from qbvi.free.climb import Climb
 from qbvi.free.explore import promising
 from qbvi.free.rules import FreeRules, SurveyRule
 from qbvi.free.survey import Survey, bent, falls, line
-from qbvi.free.symmetry import Group, Symmetry, is_equal
+from qbvi.free.symmetry import Group, LogPrior, Symmetry, is_equal
 from qbvi.protocol import Info, Values
 from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
@@ -65,13 +65,13 @@ class Mode(NamedTuple):
 class Trial(NamedTuple):
     """A symmetry of the prior, which is tested at the image of a point.
 
-    First the image of the best point has the same log joint, then that of the second best one.
+    First the image of the best point has the same log-likelihood, then that of the second best one.
     Last, the log-likelihood halfway between that and its image is another one: where the function
     does not depend on what changes, equal values say nothing.
     """
 
     which: int  # number of the symmetry
-    y: float  # log joint at the point, or at last the log-likelihood at its image
+    y: float  # log joint that is expected at the image, or at last the log-likelihood there
     stage: int  # of these three
 
 
@@ -115,7 +115,9 @@ class Search:
     cells
         The coordinates that stand for whole numbers.
     symmetries
-        Symmetries of the prior, which the log joint may have.
+        Symmetries that the likelihood may have.
+    log_prior
+        Log prior density of points (n, d); None if all symmetries leave it unchanged.
     """
 
     method: Regression
@@ -123,9 +125,10 @@ class Search:
     rules: FreeRules
     cells: Cells = NONE
     symmetries: tuple[Symmetry, ...] = ()
+    log_prior: LogPrior | None = None
 
     def group(self, state: SearchState) -> Group:
-        """The maps that leave the log joint unchanged."""
+        """The maps that leave the likelihood unchanged."""
         return Group.of(state.starts.shape[1], [self.symmetries[i] for i in state.symmetries])
 
     def init(self, family: Any, q: Array) -> SearchState:
@@ -285,20 +288,34 @@ class Search:
         state = state._replace(modes=self._copied(self.group(state), (*state.modes, mode)))
         if survey is None or self.prior is None:
             return state
-        state = state._replace(survey=survey.opposite(mode.mean, self.prior, self.rules.survey))
+        state = state._replace(survey=survey.opposite(mode.mean, np.sqrt(np.diag(mode.cov)), self.prior, self.rules.survey))
         if state.path.noise:
             return state
-        best = state.path.store.theta[[int(np.argmax(state.path.store.y))]]
-        is_apart = [mode.square(image(best))[0] > self.rules.survey.apart**2 for image in self.symmetries]
-        due = [int(i) for i in np.flatnonzero(is_apart) if i not in state.tested]
-        trials = [Trial(i, float(state.path.store.y.max()), 0) for i in due]
+        rule, best = self.rules.survey, state.path.store.theta[int(np.argmax(state.path.store.y))]
+        due = [
+            i
+            for i, image in enumerate(self.symmetries)
+            if i not in state.tested
+            and mode.square(image(best)[None])[0] > rule.apart**2
+            and self._rise(image, best) > -rule.worth  # else the prior leaves the image no mass
+        ]
+        y = float(state.path.store.y.max())
+        trials = [Trial(i, y + self._rise(self.symmetries[i], best), 0) for i in due]
         return self._tested(state._replace(tested=(*state.tested, *due)), trials)
+
+    def _rise(self, image: Symmetry, point: Floats) -> float:
+        """How much the log joint rises from a point (d,) to its image, by the prior."""
+        if image.keeps_prior or self.log_prior is None:
+            return 0.0
+        here, there = self.log_prior(np.stack([point, image(point)]))
+        return float(there - here)
 
     def _copied(self, group: Group, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes and all their images."""
         for mode in modes:
             for image in group.maps[1:]:
-                copy = mode._replace(mean=image(mode.mean), cov=image.of_covariance(mode.cov), n_evals=0)
+                moments, rise = (image(mode.mean), image.of_covariance(mode.cov)), self._rise(image, mode.mean)
+                copy = Mode(*moments, mode.bound + rise, mode.gain, mode.top + rise, n_evals=0)
                 modes = (*modes, copy) if self._is_new(copy, modes) else modes
         return modes
 
@@ -326,12 +343,14 @@ class Search:
         trials, survey = state.trials, state.survey
         if not trials or survey is None:
             return state
-        y, f, store_y = y[-len(trials) :], f[-len(trials) :], -np.sort(-state.path.store.y)
+        y, f = y[-len(trials) :], f[-len(trials) :]
+        second, store = int(np.argsort(-state.path.store.y, kind="stable")[1]), state.path.store
         is_halfway = np.array([trial.stage == _HALFWAY for trial in trials])
         is_same = np.array([is_equal(t.y, f[i] if is_halfway[i] else y[i]) for i, t in enumerate(trials)])
         confirmed = [t.which for i, t in enumerate(trials) if is_halfway[i] and not is_same[i]]
+        at_second = [float(store.y[second]) + self._rise(self.symmetries[t.which], store.theta[second]) for t in trials]
         further = [
-            Trial(t.which, float(store_y[1] if t.stage == 0 else f[i]), t.stage + 1)
+            Trial(t.which, at_second[i] if t.stage == 0 else float(f[i]), t.stage + 1)
             for i, t in enumerate(trials)
             if is_same[i] and not is_halfway[i]
         ]

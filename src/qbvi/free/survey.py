@@ -100,10 +100,14 @@ class Survey(NamedTuple):
         survey = self._replace(n_spread=n_spread, is_spreading=False, across=across, n_exploring=n_exploring)
         return survey._replace(theta=theta, y=y, is_used=is_used)
 
-    def opposite(self, mode: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
-        """The survey that evaluates a new mode (d,) at the opposite ends of the prior."""
+    def opposite(self, mode: Floats, sd: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
+        """The survey that evaluates a new mode (d,) at the opposite ends of the prior.
+
+        A mode that an end cuts in two has its mean away from there, but it reaches the end.
+        """
         centre, scale = np.asarray(prior.loc), np.asarray(prior.scale)
-        is_at_end = np.asarray(prior.is_walled) & (np.abs(mode - centre) > rule.at_end * scale)
+        reach = np.abs(mode - centre) + rule.reach * sd
+        is_at_end = np.asarray(prior.is_walled) & (reach > rule.at_end * scale)
         across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
         return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
 

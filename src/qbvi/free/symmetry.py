@@ -1,16 +1,19 @@
-"""Symmetries: exchanges of coordinates, and changes of sign, that leave the log joint unchanged.
+"""Symmetries: exchanges of coordinates, and changes of sign, that leave the likelihood unchanged.
 
 Mixtures and hidden Markov models do not change when their components are numbered in another order.
-Products and squares do not change with certain signs. The posterior then has copies of each mode,
-and all of them have the same mass. Such a symmetry is proposed if the prior has it, which costs no
-evaluation of the user's function. It is confirmed if the log joint has the same value at the images
-of two points. From then on, the image of every point is known as well.
+Products and squares do not change with certain signs, and a curve between two levels is the same if
+they change places and the slope its sign. The posterior then has an image of each mode. If the
+prior is the same there too, it is a copy, of the same mass.
+
+Symmetries are proposed by names and priors, which costs no evaluation of the user's function. One is
+confirmed if the log-likelihood has the same value at the images of two points. From then on, the
+image of every point is known as well, since the prior is known everywhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, product
 from typing import NamedTuple, Self
@@ -25,6 +28,7 @@ from qbvi.supports import Periodic, Simplex
 __all__ = ["Group", "Symmetry", "is_equal", "proposed"]
 
 Floats = NDArray[np.float64]
+LogPrior = Callable[[Floats], Floats]
 
 _MOST_EXCHANGED = 3  # equal components up to which all exchanges of two are proposed
 _MOST_SIGNS = 3  # coordinates up to which the sign of each one alone is proposed
@@ -58,6 +62,7 @@ class Symmetry(NamedTuple):
     sign: tuple[int, ...]  # (k,)
     name: str  # for the user, such as "mu[0] and mu[1] are exchanged"
     blocks: tuple[Block, ...] = ()  # without any, v is u
+    keeps_prior: bool = True  # whether the prior is the same at the image of every point
 
     def __call__(self, u: Floats) -> Floats:
         """The images of points (n, d)."""
@@ -76,7 +81,7 @@ class Symmetry(NamedTuple):
         """The map that applies another one after this one."""
         order = tuple(self.order[i] for i in other.order)
         sign = tuple(s * self.sign[i] for s, i in zip(other.sign, other.order, strict=True))
-        return Symmetry(order, sign, self.name, self.blocks)
+        return Symmetry(order, sign, self.name, self.blocks, self.keeps_prior and other.keeps_prior)
 
 
 class Group(NamedTuple):
@@ -113,6 +118,15 @@ class Group(NamedTuple):
         """All images of points (n, d), those of a point together: (n k, d)."""
         return np.asarray(np.stack([image(u) for image in self.maps], axis=1).reshape(-1, u.shape[1]))
 
+    def log_joints(self, u: Floats, y: Floats, log_prior: LogPrior | None) -> Floats:
+        """Log joints at all images of points (n, d), given those at the points (n,): (n k,).
+
+        Without ``log_prior``, the prior is the same at all images.
+        """
+        if log_prior is None or all(image.keeps_prior for image in self.maps):
+            return np.repeat(y, len(self))
+        return np.repeat(y - log_prior(u), len(self)) + log_prior(self.images(u))
+
     def canonical(self, u: Floats) -> Floats:
         """For each point (n, d) the image that stands for all of them."""
         if len(self) == 1:
@@ -129,11 +143,15 @@ def is_equal(y: float, other: float) -> bool:
 
 
 def proposed(model: Model) -> tuple[Symmetry, ...]:
-    """Symmetries of the prior that the likelihood may share.
+    """Symmetries that the likelihood may have.
 
     - Exchanges of two or three equal components: entries of vectors, or numbers whose names differ
-      by their last digits, that have the same prior. All components of one kind are exchanged at
-      the same time, and in a second proposal probabilities of their own change sides.
+      by their last digits, whatever their priors; and other single numbers with the same prior. All
+      components of one kind are exchanged at the same time. In a second proposal probabilities of
+      their own change sides, and in further ones a coordinate whose prior is symmetric about zero
+      changes its sign.
+    - Since other single numbers may have the same prior by accident, their kinds are also exchanged
+      one by one, and not at all.
     - With them, entries of vectors that sum to one, such as the weights of a mixture, and whole
       vectors of this kind, such as the rows of a transition matrix. If there are as many vectors as
       entries, both are exchanged, or one of them.
@@ -149,9 +167,20 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
     if any(p.is_native for p in model.parameters):
         return ()
     prior, slots = _Prior(model), _Slots.of(model)
-    kinds = [kind for candidates in _alike(model) for kind in prior.exchangeable(candidates)]
+    named, others = _alike(model)
+    equal = [kind for candidates in named for kind in prior.exchangeable(candidates)]
+    accidental = [kind for kind in prior.exchangeable(others) if len(kind) > 1]
+    chosen = [[*equal, *accidental]]
+    if accidental and (len(accidental) > 1 or any(len(kind) > 1 for kind in equal)):
+        chosen += [equal, *([kind] for kind in accidental)]
+    chosen.append([kind for candidates in named for kind in prior.on_one_scale(candidates)])
     odd = [i for i in range(model.dim) if prior.is_odd[i]]
-    return (*_exchanges(kinds, prior, slots), *_signs(odd, slots))
+    paired = {i for kinds in chosen for kind in kinds if len(kind) > 1 for i in kind}
+    sided = [i for i in range(model.dim) if prior.is_sided[i] and i not in paired]
+    found = [symmetry for kinds in chosen for symmetry in _exchanges(kinds, (sided, odd), prior, slots)]
+    found += _signs(odd, slots)
+    first = {symmetry[:2]: symmetry for symmetry in reversed(found)}  # of equal maps
+    return tuple(s._replace(keeps_prior=prior.has(s)) for s in dict.fromkeys(first[s[:2]] for s in found))
 
 
 class _Slots(NamedTuple):
@@ -225,6 +254,10 @@ class _Prior:
         is_plain = np.concatenate([np.full(_width(p), _is_plain(p)) for p in model.parameters])
         self.is_even = is_plain & self._is_same(self._point * (1 - 2 * np.eye(d)))
         self.is_odd = self.is_even & (at_zero == 0.0)
+        # Numbers between two ends, such as a probability: v(u) + v(-u) is the same for all u.
+        across = self._constrained(np.full((1, d), -0.7))
+        with np.errstate(invalid="ignore"):
+            self.is_sided = is_plain & (at_zero != 0.0) & np.isclose(across + self._value, 2 * at_zero, rtol=_EXACT)
 
     def _constrained(self, u: Floats) -> Floats:
         """The user's number for each coordinate of one point (1, d); NaN where it has none."""
@@ -244,6 +277,14 @@ class _Prior:
             for row, j in zip(exchanged, rest, strict=True):
                 row[[rest[0], j]] = row[[j, rest[0]]]
             same = self._is_same(exchanged) & np.isclose(self._value[rest], self._value[rest[0]], rtol=_EXACT, atol=0)
+            yield tuple(j for j, is_same in zip(rest, same, strict=True) if is_same)
+            rest = [j for j, is_same in zip(rest, same, strict=True) if not is_same]
+
+    def on_one_scale(self, candidates: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Classes of coordinates for which u means the same number of the user's."""
+        rest = list(candidates)
+        while rest:
+            same = np.isclose(self._value[rest], self._value[rest[0]], rtol=_EXACT, atol=0)
             yield tuple(j for j, is_same in zip(rest, same, strict=True) if is_same)
             rest = [j for j, is_same in zip(rest, same, strict=True) if not is_same]
 
@@ -267,15 +308,19 @@ def _width(parameter: Parameter) -> int:
     return int(parameter.columns.stop - parameter.columns.start)
 
 
-def _alike(model: Model) -> list[list[int]]:
-    """Coordinates that may be of one kind: entries of one vector, or numbered scalars."""
+def _alike(model: Model) -> tuple[list[list[int]], list[int]]:
+    """Coordinates that are alike by name, entries of one vector or numbered scalars; and other scalars."""
     kinds: dict[str, list[int]] = {}
+    others: list[int] = []
     for p in filter(_is_plain, model.parameters):
-        is_scalar = _width(p) == 1
-        stem = _stem(p.name)
-        kind = ("" if stem == p.name else stem) if is_scalar else f"{p.name}[]"
-        kinds.setdefault(kind, []).extend(range(p.columns.start, p.columns.stop))
-    return list(kinds.values())
+        stem, columns = _stem(p.name), range(p.columns.start, p.columns.stop)
+        if _width(p) > 1:
+            kinds.setdefault(f"{p.name}[]", []).extend(columns)
+        elif stem != p.name:
+            kinds.setdefault(stem, []).extend(columns)
+        else:
+            others.extend(columns)
+    return list(kinds.values()), others
 
 
 def _stem(name: str) -> str:
@@ -293,9 +338,14 @@ def _basis(d: int, blocks: tuple[Block, ...]) -> Floats:
     return np.asarray(scipy.linalg.block_diag(*parts, np.eye(d - at)))
 
 
-def _exchanges(kinds: Sequence[tuple[int, ...]], prior: _Prior, slots: _Slots) -> Iterator[Symmetry]:
-    alone = [kind[0] for kind in kinds if len(kind) == 1 and prior.is_even[kind[0]] and not prior.is_odd[kind[0]]]
-    sides = ", ".join(slots.labels[slots.of_coordinate[i]] for i in alone)
+def _exchanges(
+    kinds: Sequence[tuple[int, ...]], turned: tuple[list[int], list[int]], prior: _Prior, slots: _Slots
+) -> Iterator[Symmetry]:
+    """Exchanges of the components of some kinds, with numbers that are ``turned``: sides, and signs."""
+    sided, odd = turned
+    exchanged = {i for kind in kinds if len(kind) > 1 for i in kind}
+    others = [i for i in odd if i not in exchanged]
+    sides = ", ".join(slots.labels[slots.of_coordinate[i]] for i in sided)
     for size in range(2, _MOST_EXCHANGED + 1):
         columns = [[slots.of_coordinate[i] for i in kind] for kind in kinds if len(kind) == size]
         # Entries that sum to one are weights of components, which have other parameters.
@@ -305,8 +355,13 @@ def _exchanges(kinds: Sequence[tuple[int, ...]], prior: _Prior, slots: _Slots) -
             for order in slots.exchanged(columns, size, pair, prior):
                 pairs = ", ".join(f"{slots.labels[k]} and {slots.labels[m]}" for k, m in enumerate(order) if k < m)
                 yield slots.symmetry(order, (), f"{pairs} are exchanged")
-                if size == 2 and alone:  # of two components one number may be the weight
-                    yield slots.symmetry(order, alone, f"{pairs} are exchanged, and the sides of {sides}")
+                if size > 2:
+                    continue
+                if sided:  # of two components one number may be the weight
+                    yield slots.symmetry(order, sided, f"{pairs} are exchanged, and the sides of {sides}")
+                for i in others if len(others) <= _MOST_SIGNS else ():
+                    name = slots.labels[slots.of_coordinate[i]]
+                    yield slots.symmetry(order, [i], f"{pairs} are exchanged, and {name} changes sign")
 
 
 def _swapped(table: NDArray[np.int64], size: int, pair: tuple[int, int]) -> Iterator[NDArray[np.int64]]:
