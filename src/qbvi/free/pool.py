@@ -129,16 +129,7 @@ def integrated(surface: Surface, start: Proposal, rules: Integration, group: Gro
         n_effective = float(1 / np.sum(weights**2))
         if group is not None and not warp:  # coordinates of a funnel have no images
             w, weights = group.images(w), np.repeat(weights, len(group)) / len(group)
-        centres = w[systematic(rng, weights, rules.centres)]
-        if n_effective < rules.fewest * w.shape[1]:
-            # The proposal misses the density: continue from the best points that were evaluated.
-            centres = np.concatenate([centres[::2], surface.best(rules.centres // 2)])
-            weights, w = np.full(len(centres), 1 / len(centres)), centres
-        mean = weights @ w
-        cov = ((w - mean).T * weights) @ (w - mean)
-        floor = _FLOOR * surface.base.within
-        within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
-        proposal = Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
+        proposal = _adapted(surface, w, weights, n_effective, rng, rules)
     pool = _drawn(surface, proposal, rng, rules)
     for _ in range(rules.repeats):
         if pool.n_effective >= rules.enough:
@@ -146,6 +137,22 @@ def integrated(surface: Surface, start: Proposal, rules: Integration, group: Gro
         more = _drawn(surface, proposal, rng, rules)
         pool = Pool(proposal, *(np.concatenate(parts) for parts in zip(pool[1:], more[1:], strict=True)))
     return pool
+
+
+def _adapted(
+    surface: Surface, w: Floats, weights: Floats, n_effective: float, rng: np.random.Generator, rules: Integration
+) -> Proposal:
+    """The proposal for a density of which there are weighted draws w (n, d)."""
+    centres = w[systematic(rng, weights, rules.centres)]
+    if n_effective < rules.fewest * w.shape[1]:
+        # The proposal misses the density: continue from the best points that were evaluated.
+        centres = np.concatenate([centres[::2], surface.best(rules.centres // 2)])
+        weights, w = np.full(len(centres), 1 / len(centres)), centres
+    mean = weights @ w
+    cov = ((w - mean).T * weights) @ (w - mean)
+    floor = _FLOOR * surface.base.within
+    within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
+    return Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
 
 
 def _drawn(surface: Surface, proposal: Proposal, rng: np.random.Generator, rules: Integration) -> Pool:
@@ -173,12 +180,22 @@ def near_gaussian_moments(surface: Surface, mean: Floats, cov: Floats, rules: In
 def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
     """Draws from the claimed density: (n, d).
 
-    They are resampled from several proposals each, so they are as good as independent unless the
-    proposal is poor.
+    They are resampled from several proposals each. Where the proposal has next to no mass and the
+    density has a little, a single draw may have so much weight that it would be there hundreds of
+    times. Then the proposal is adapted to these weights, and drawn from anew.
     """
-    w = proposal.draw(rng, rules.candidates * n, rules)
-    u, log_jacobian = surface.warp.bent(w)
-    weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
+    best = 0.0
+    for _ in range(1 + rules.passes):
+        w = proposal.draw(rng, max(rules.candidates * n, rules.draws), rules)
+        u, log_jacobian = surface.warp.bent(w)
+        weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
+        n_effective = float(1 / np.sum(weights**2))
+        if n_effective > best:
+            best, chosen = n_effective, (u, weights)
+        if n_effective >= n:
+            break
+        proposal = _adapted(surface, w, weights, n_effective, rng, rules)
+    u, weights = chosen
     return np.asarray(u[rng.permutation(systematic(rng, weights, n))])
 
 
