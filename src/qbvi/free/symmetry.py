@@ -5,8 +5,8 @@ Products and squares do not change with certain signs, and a curve between two l
 they change places and the slope its sign. The posterior then has an image of each mode. If the
 prior is the same there too, it is a copy, of the same mass.
 
-Symmetries are proposed by names and priors, which costs no evaluation of the user's function. One is
-confirmed if the log-likelihood has the same value at the images of two points. From then on, the
+Symmetries are proposed by names and priors, which costs no evaluation of the user's function. One
+is confirmed if the log-likelihood has the same value at the images of two points. From then on, the
 image of every point is known as well, since the prior is known everywhere.
 """
 
@@ -309,7 +309,7 @@ def _width(parameter: Parameter) -> int:
 
 
 def _alike(model: Model) -> tuple[list[list[int]], list[int]]:
-    """Coordinates that are alike by name, entries of one vector or numbered scalars; and other scalars."""
+    """Coordinates alike by name (of one vector, or numbered scalars), and all other scalars."""
     kinds: dict[str, list[int]] = {}
     others: list[int] = []
     for p in filter(_is_plain, model.parameters):
@@ -341,7 +341,7 @@ def _basis(d: int, blocks: tuple[Block, ...]) -> Floats:
 def _exchanges(
     kinds: Sequence[tuple[int, ...]], turned: tuple[list[int], list[int]], prior: _Prior, slots: _Slots
 ) -> Iterator[Symmetry]:
-    """Exchanges of the components of some kinds, with numbers that are ``turned``: sides, and signs."""
+    """Exchanges of the components of some kinds, with numbers that are ``turned``: sides, signs."""
     sided, odd = turned
     exchanged = {i for kind in kinds if len(kind) > 1 for i in kind}
     others = [i for i in odd if i not in exchanged]
