@@ -288,7 +288,9 @@ class Search:
         state = state._replace(modes=self._copied(self.group(state), (*state.modes, mode)))
         if survey is None or self.prior is None:
             return state
-        state = state._replace(survey=survey.opposite(mode.mean, np.sqrt(np.diag(mode.cov)), self.prior, self.rules.survey))
+        state = state._replace(
+            survey=survey.opposite(mode.mean, np.sqrt(np.diag(mode.cov)), self.prior, self.rules.survey)
+        )
         if state.path.noise:
             return state
         rule, best = self.rules.survey, state.path.store.theta[int(np.argmax(state.path.store.y))]
