@@ -144,7 +144,7 @@ class Regression(RegressionMethod):
             state, info = super().tell(family, eta, state, theta, values)
             if width is not None and not state.noise:
                 return state._replace(width=width), info
-            state = self._climbing(family, self._looking(state, float(info.gap)), info.h)
+            state = self._climbing(family, self._looking(self._counted(state, info.h), float(info.gap)))
             return self._handed_over(family, state, float(info.gap)), info
         path = Path(np.asarray(family.mean(state.q)), float(np.max(state.store.y)))
         state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
@@ -215,14 +215,18 @@ class Regression(RegressionMethod):
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))
         return self.restarted(family, state, wider)
 
-    def _climbing(self, family: GaussianFamily, state: RegressionState, h: Array) -> RegressionState:
-        """Begin a search over orders of magnitude if limited steps lead nowhere.
+    def _counted(self, state: RegressionState, h: Array) -> RegressionState:
+        """Count the batches on a wrong scale, by the range of the residuals ``h`` of each.
 
-        The residuals ``h`` of the newest draws show, by their range, whether the scale is wrong.
+        One step that was too long may lead to such a batch from any scale.
         """
+        is_wild = np.size(h) > 1 and np.ptp(h) > self.rules.ladder.wild and state.n_limited > 0
+        return state._replace(n_wild=state.n_wild + 1 if is_wild else 0)
+
+    def _climbing(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
+        """Begin a search over orders of magnitude if limited steps on a wrong scale lead nowhere."""
         rule, last = self.rules.ladder, state.last_step
-        is_wild = np.size(h) > 1 and np.ptp(h) > rule.wild
-        if last is None or not is_wild or state.n_limited < rule.patience:
+        if last is None or state.n_wild < rule.patience:
             return state
         origin = state.store.theta[int(np.argmax(state.store.y))]
         shift = family.mean(state.q) - family.mean(last.q)
@@ -232,7 +236,7 @@ class Regression(RegressionMethod):
             return state
         far = None if self.reach is None else np.asarray(self.reach)
         ladder = Ladder.begin(origin, float(np.max(state.store.y)), shift, sd, rule, far)
-        return state._replace(ladder=ladder, n_limited=0)
+        return state._replace(ladder=ladder, n_limited=0, n_wild=0)
 
     def _climbed(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
         """Start again at the best point of a search over orders of magnitude, if it is better.
@@ -276,6 +280,7 @@ class Regression(RegressionMethod):
             radius=fresh.radius,
             last_step=None,
             n_limited=0,
+            n_wild=0,
             misfit=1.0,
             n_effective=0.0,
             n_before=len(state.store.past),

@@ -49,7 +49,8 @@ class RegressionState(NamedTuple):
     is_concave: bool = True  # whether no curvature of the log joint was seen to be positive
     n_before: int = 0  # batches before the present start
     ladder: Ladder | None = None  # the last search over orders of magnitude, where there was one
-    n_limited: int = 0  # consecutive steps that a rule limited
+    n_limited: int = 0  # consecutive steps that a rule limited ...
+    n_wild: int = 0  # ... and consecutive batches, of those after such steps, on a wrong scale
     repeats: Repeats | None = None  # points that were evaluated twice
     most_noise: float = 0.0  # upper confidence limit of `noise`
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
