@@ -16,7 +16,11 @@ RNG = np.random.default_rng(7)
 X = RNG.standard_normal((500, 6))
 Y = RNG.random(500) < 1 / (1 + np.exp(-X @ np.array([1.0, -1.0, 0.5, 0.0, 2.0, -0.5])))
 PLACES = [("numpy", None), ("jax", "cpu"), ("jax", "gpu"), ("torch", "cpu"), ("torch", "cuda"), ("cupy", None)]
-METHODS = {"Ridge": qbvi.Ridge(), "QBVI": qbvi.QBVI(stop=qbvi.MaxIterations(200))}
+METHODS = {
+    "Ridge": {"method": qbvi.Ridge()},
+    "QBVI": {"method": qbvi.QBVI(stop=qbvi.MaxIterations(200))},
+    "low rank": {"family": qbvi.LowRank(rank=2)},
+}
 
 
 def function_of(backend: str, device: str | None):
@@ -37,23 +41,23 @@ def function_of(backend: str, device: str | None):
 def main() -> None:
     """Print the table."""
     prior = qbvi.Normal(0, 5**0.5, shape=6)
-    for name, method in METHODS.items():
+    for name, chosen in METHODS.items():
         reference = None
         for backend, device in PLACES:
             try:
                 function = function_of(backend, device)
-                options = {"vectorized": True, "backend": backend, "device": device, "method": method, "seed": 3}
+                options = {"vectorized": True, "backend": backend, "device": device, "seed": 3} | chosen
                 qbvi.fit(function, prior, **options)
                 start = time.perf_counter()
                 fit = qbvi.fit(function, prior, **options)
             except (ImportError, ValueError, RuntimeError, AssertionError) as error:
-                print(f"{name:6s} {backend:6s} {device or '':5s} not here: {str(error)[:100]}")
+                print(f"{name:8s} {backend:6s} {device or '':5s} not here: {str(error)[:100]}")
                 continue
             spent = time.perf_counter() - start
             reference = reference or fit
             apart = max(np.abs(fit.mean - reference.mean).max(), np.abs(fit.cov - reference.cov).max())
             print(
-                f"{name:6s} {fit.record.backend:40s} {spent:7.3f} s, {fit.n_evals:6,} evaluations, from NumPy's {apart:.1e}"
+                f"{name:8s} {fit.record.backend:40s} {spent:7.3f} s, {fit.n_evals:6,} evaluations, from NumPy's {apart:.1e}"
             )
 
 
