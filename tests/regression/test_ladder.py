@@ -125,3 +125,26 @@ def test_a_steep_quadratic_is_not_taken_for_one_on_another_scale():
     fit = qbvi.fit(lambda x: -0.5 * np.sum((x / 1e-6) ** 2), qbvi.Flat(2), family="full", seed=0)
     assert fit.converged
     assert fit.n_evals < 80  # a narrower start would add a batch for each factor of a hundred
+
+
+def test_one_step_that_was_too_long_is_no_wrong_scale(monkeypatch):
+    """Centred effects of 30 groups: a step leads deep into the neck of the funnel, and is taken back.
+
+    A search along the axis of the scale would find a high point in the neck, where there is no mass.
+    """
+    rng = np.random.default_rng(5)
+    group, x = np.repeat(np.arange(30), 20), rng.standard_normal(600)
+    eta = 0.5 + rng.standard_normal(30)[group] + 0.8 * x
+    y = rng.random(600) < 1 / (1 + np.exp(-eta))
+
+    def log_joint(theta):
+        mu, log_tau, slope, effect = theta[:, [0]], theta[:, [1]], theta[:, [2]], theta[:, 3:]
+        eta = effect[:, group] + slope * x
+        effects = -0.5 * ((effect - mu) * np.exp(-log_tau)) ** 2 - log_tau
+        top = -0.5 * (mu[:, 0] ** 2 / 25 + log_tau[:, 0] ** 2 + slope[:, 0] ** 2 / 4)
+        return (y * eta - np.logaddexp(0, eta)).sum(axis=1) + effects.sum(axis=1) + top
+
+    begun = []
+    monkeypatch.setattr(Ladder, "begin", lambda *_: begun.append(1))
+    qbvi.fit(log_joint, qbvi.Flat(33), vectorized=True, family="full", seed=1, max_evals=700)
+    assert not begun
