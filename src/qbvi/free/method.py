@@ -45,6 +45,7 @@ from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
 from qbvi.noise import NO_NOISE, Noise
 from qbvi.protocol import Algorithm, Found, Info, Known, Outcome, Twice, Values
+from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.rules import Weighting
@@ -80,7 +81,8 @@ class Current(NamedTuple):
     error: float  # nats by which the surrogate expects to be wrong
     change: float  # nats from the posterior of the round before
     hope: float  # nats of mass that may be where there are few points
-    log_z_error: float  # standard error of the log of the surrogate's integral
+    log_z_error: float  # standard error of the log of the surrogate's integral ...
+    sampling_error: float  # ... of which so much is that of importance sampling
     gaussian: float  # nats between it and the nearest Gaussian ...
     nearest: Floats  # ... which is this member of the family
     base: Base  # of the next surrogate, in its coordinates
@@ -316,7 +318,8 @@ class Free(Algorithm):
 
     def tell(self, family: Any, eta: Array, state: FreeState, theta: Array, values: Values) -> tuple[FreeState, Info]:
         """Make one iteration of the first part, or one round."""
-        y = np.where(values.ok, values.log_joint, np.where(_is_zero(values), -np.inf, np.nan))
+        is_known = values.ok | _is_zero(values)
+        y = np.where(is_known, finite_or_zero(values), np.nan)
         state = state._replace(
             theta=np.concatenate([state.theta, theta]),
             y=np.concatenate([state.y, y]),
@@ -333,7 +336,7 @@ class Free(Algorithm):
             return state, info if state.current is None else info._replace(gap=np.float64(math.inf))
         if search.is_over:
             state = self._renewed(family, state, self._search.base(search))
-        elif self._is_walled(state):
+        elif self._is_walled(family, state):
             state = self._renewed(family, state, self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
 
@@ -382,7 +385,7 @@ class Free(Algorithm):
             density=density,
             q=q,
             elbo=evidence - missing,
-            elbo_se=shown.bound_se,
+            elbo_se=math.hypot(shown.bound_se, current.sampling_error),
             evidence=evidence,
             evidence_se=error,
             missing=missing,
@@ -459,13 +462,15 @@ class Free(Algorithm):
         n, d = state.theta.shape
         return max(self.tol, self.rules.rounds.noise_tolerance(state.search.path.finest, d, n))
 
-    def _is_walled(self, state: FreeState) -> bool:
+    def _is_walled(self, family: Any, state: FreeState) -> bool:
         """Whether so much of the neighbourhood has zero likelihood that no Gaussian fits."""
         rule, d = self.rules.rounds, state.theta.shape[1]
         is_known = np.isfinite(state.y).sum() >= rule.walled_points * (d + 1)
         is_known &= np.isfinite(state.search.path.store.y).any()  # the survey may know more than the path
-        is_exploring = self._search.is_exploring(state.search)
-        return bool(is_known and not is_exploring and np.isneginf(state.y).mean() > rule.walled)
+        near = np.sum(np.asarray(family.whiten(state.q, state.theta)) ** 2, axis=1) < Weighting().usual_square(d)
+        if not is_known or self._search.is_exploring(state.search) or not near.any():
+            return False
+        return bool(np.isneginf(state.y[near]).mean() > rule.walled)
 
     def _spread(self, state: FreeState) -> Base:
         """A Gaussian around the finite points, by importance weights that are tempered if few."""
@@ -638,8 +643,8 @@ class Free(Algorithm):
             proposal = _first_proposal(base, rules.integration.centres)
         else:
             proposal = start.proposal
-        group = self._search.group(state.search)
-        pool = integrated(surface, proposal, rules.integration, group)
+        group, is_closing = self._search.group(state.search), self._is_near_the_end(state)
+        pool = integrated(surface, proposal, rules.integration, group, is_closing=is_closing)
         weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near // len(group))
         mean = weights @ pool.u
         cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
@@ -660,6 +665,7 @@ class Free(Algorithm):
             change=self._change(family, state, pool),
             hope=pool.hope,
             log_z_error=math.hypot(pool.log_z_error, pool.level_error(surface, rules.integration)),
+            sampling_error=pool.log_z_error,
             gaussian=gaussian,
             nearest=q,
             base=base.updated(warp.straight(pool.u)[0], weights),
@@ -683,14 +689,17 @@ class Free(Algorithm):
         rule, makes_sense = self.rules.rounds, self._makes_sense(pool.u)
         canonical = pool._replace(u=self._search.group(state.search).canonical(pool.u))
         may_call = self._makes_sense(canonical.u)
-        is_near_the_end = bool(state.checks) and Shown.by(state.checks[-1:]).missing < self._tolerance(state)
         # Through noise, a few draws measure nothing.
         is_measurable = not self.cells and surface.border is None and makes_sense.any() and not state.search.path.noise
-        if n < rule.measured or not is_near_the_end or not is_measurable:
+        if n < rule.measured or not self._is_near_the_end(state) or not is_measurable:
             return Exploring(most_informative(surface, canonical, n, rule.pool, may_call))
         drawn = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
         others = most_informative(surface, canonical, n - len(drawn.u), rule.pool, may_call)
         return Exploring(np.concatenate([drawn.u, others]), *drawn[1:])
+
+    def _is_near_the_end(self, state: FreeState) -> bool:
+        """Whether the draws of the last round missed no more than the tolerance."""
+        return bool(state.checks) and Shown.by(state.checks[-1:]).missing < self._tolerance(state)
 
     def _makes_sense(self, u: Floats) -> NDArray[np.bool_]:
         """Which points (n, d) are not so far out that the function may never end there."""

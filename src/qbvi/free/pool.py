@@ -111,8 +111,13 @@ class Possible(NamedTuple):
     log_z_error: float  # ... and its standard error
 
 
-def integrated(surface: Surface, start: Proposal, rules: Integration, group: Group | None = None) -> Pool:
+def integrated(
+    surface: Surface, start: Proposal, rules: Integration, group: Group | None = None, *, is_closing: bool = False
+) -> Pool:
     """Adapt a proposal to the claimed density, and draw the pool from it.
+
+    If the proposal is poor, it is adapted again, by all draws so far, and more are drawn from it.
+    If the fit is about to end, ``is_closing``, the error of the integral must be small too.
 
     The density is the same at all images of a point, so the proposal follows the images of its
     draws too. Else it may lose a copy of a mode: while the posterior moves a long way from round to
@@ -130,13 +135,29 @@ def integrated(surface: Surface, start: Proposal, rules: Integration, group: Gro
         if group is not None and not warp:  # coordinates of a funnel have no images
             w, weights = group.images(w), np.repeat(weights, len(group)) / len(group)
         proposal = _adapted(surface, w, weights, n_effective, rng, rules)
+    enough = rules.enough_to_close if is_closing else rules.enough
     pool = _drawn(surface, proposal, rng, rules)
     for _ in range(rules.repeats):
-        if pool.n_effective >= rules.enough:
+        if pool.n_effective >= enough:
             break
-        more = _drawn(surface, proposal, rng, rules)
-        pool = Pool(proposal, *(np.concatenate(parts) for parts in zip(pool[1:], more[1:], strict=True)))
+        w, _ = warp.straight(pool.u)
+        proposal = _adapted(surface, w, pool.weights, pool.n_effective, rng, rules)
+        pool = _joined(pool, _drawn(surface, proposal, rng, rules))
     return pool
+
+
+def _joined(pool: Pool, more: Pool) -> Pool:
+    """The draws of both, each pool with a share in proportion to its effective sample size.
+
+    A draw keeps the density of the proposal that it came from. In the density of their mixture, the
+    earlier draws would be too likely: the centres of the later kernels are among them.
+    """
+    n = np.array([len(pool.u), len(more.u)])
+    share = np.array([pool.n_effective, more.n_effective])
+    ahead = np.repeat(np.log(n / n.sum()) - np.log(share / share.sum()), n)
+    parts = (np.concatenate(pair) for pair in zip(pool[1:], more[1:], strict=True))
+    joined = Pool(more.proposal, *parts)
+    return joined._replace(log_proposal=joined.log_proposal + ahead)
 
 
 def _adapted(

@@ -95,6 +95,9 @@ class Integration:
     draws: int = 1000  # of one pass
     closing: int = 3000  # draws of the last pass, which gives the normalising constant ...
     enough: int = 500  # ... and is repeated, with further draws, if fewer of them are effective ...
+    # ... or if so many are not, when the fit is about to end: then the log of the constant has a
+    # standard error of 0.02, which should not be what keeps the fit from ending ...
+    enough_to_close: int = 2000
     repeats: int = 3  # ... but not more often than this
     centres: int = 300  # components of the proposal
     fewest: int = 3  # effective draws for each dimension below which a proposal misses the density

@@ -23,6 +23,7 @@ from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.regress import RegressionState
+from qbvi.regression.shrink import Shrink
 
 __all__ = ["Mode", "Search", "SearchState", "Trial"]
 
@@ -166,7 +167,11 @@ class Search:
         path, info = self._path(state).tell(family, eta, state.path, theta[:n], values)
         before, state = state, state._replace(path=path, n_path=state.n_path + len(probed) + n)
         is_late = state.n_path > self.rules.survey.behind * (family.dim + 1)
-        if is_late and self._is_better_elsewhere(state, float(np.max(path.store.y, initial=-math.inf))):
+        if (
+            is_late
+            and not self._path(state).is_exploring(path)
+            and self._is_better_elsewhere(state, float(np.max(path.store.y, initial=-math.inf)))
+        ):
             return self._begin(family, state, state.best), info
         if math.isfinite(float(info.bound)) and not self._path(state).is_exploring(path):
             state = state._replace(bounds=(*state.bounds, float(info.bound)))
@@ -551,19 +556,23 @@ class Search:
 
     def _begin(self, family: Any, state: SearchState, point: Floats) -> SearchState:
         """Begin a path at a point (d,)."""
-        path = self.method.init(family, self._start(family, point))._replace(
-            noise=state.path.noise, most_noise=state.path.most_noise, repeats=state.path.repeats
+        known, shrink = state.path, state.path.shrink
+        if shrink is not None and not (shrink.is_over and shrink.is_found):
+            shrink = None
+        path = self.method.init(family, self._start(family, point, shrink))._replace(
+            noise=known.noise, most_noise=known.most_noise, repeats=known.repeats, shrink=shrink
         )
         state = state._replace(tried=state.best_y) if point is state.best else state
         if not state.modes:  # still the first path: the evaluations before count
             return state._replace(path=path, bounds=())
         return state._replace(path=path, n_path=0, n_further=state.n_further + 1, bounds=())
 
-    def _start(self, family: Any, point: Floats) -> Array:
-        """A narrow Gaussian around a point (d,)."""
+    def _start(self, family: Any, point: Floats, shrink: Shrink | None) -> Array:
+        """A narrow Gaussian around a point (d,), no wider than one that had to be narrowed."""
         assert self.prior is not None
         scale = np.asarray(self.prior.scale)
-        return family.start(point, self.cells.start_scale(point, self.method.start_scale(scale), scale))
+        scale = self.cells.start_scale(point, self.method.start_scale(scale), scale)
+        return family.start(point, scale if shrink is None else np.minimum(scale, shrink.lengths))
 
 
 def _with_best(state: SearchState, theta: Floats, y: Floats) -> SearchState:

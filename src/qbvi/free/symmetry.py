@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 LogPrior = Callable[[Floats], Floats]
 
 _MOST_EXCHANGED = 3  # equal components up to which all exchanges of two are proposed
-_MOST_SIGNS = 3  # coordinates up to which the sign of each one alone is proposed
+_MOST_SIGNS = 3  # coordinates up to which the signs of each one and of each two are proposed
 _MOST_COPIES = 24
 _EXACT = 1e-9  # largest relative difference between two equal log densities
 
@@ -378,8 +378,9 @@ def _swapped(table: NDArray[np.int64], size: int, pair: tuple[int, int]) -> Iter
 
 def _signs(odd: Sequence[int], slots: _Slots) -> Iterator[Symmetry]:
     identity = np.arange(len(slots.labels))
-    single = [[i] for i in odd] if 1 < len(odd) <= _MOST_SIGNS else []
-    for chosen in [list(odd), *single] if odd else []:
+    few = range(1, len(odd)) if len(odd) <= _MOST_SIGNS else ()
+    some = [list(chosen) for k in few for chosen in combinations(odd, k)]
+    for chosen in [list(odd), *some] if odd else []:
         names = ", ".join(slots.labels[slots.of_coordinate[k]] for k in chosen)
         name = f"{names} change{'s' if len(chosen) == 1 else ''} sign"
         yield slots.symmetry(identity, chosen, name)

@@ -6,8 +6,10 @@ the mean of v given s. Their log joint is
 
 .. math:: f(s, v) = a(s) + b(s)^T v - \tfrac12 v^T P(s) v
 
-With b and P sums of a few functions of s, this is a linear regression. It shows which coordinates
-to take as s, and from it follow the coordinates
+With b and P sums of a few functions of s, this is a linear regression. With two coordinates s, the
+functions are products of one of each: the precision of standardised effects is a prior's, plus that
+of the data, which is the square of the scale of the effects over the variance of the noise. The
+regression shows which coordinates to take as s, and from it follow the coordinates
 
 .. math:: w = P(s)^{1/2} \{v - P(s)^{-1} b(s)\}
 
@@ -141,20 +143,38 @@ class Sample(NamedTuple):
 def found(sample: Sample, rules: WarpSearch) -> Given:
     """The coordinates s given which the others are nearly Gaussian.
 
-    There are none if each point is not predicted better from all others with them.
+    There are none if each point is not predicted better from all others with them. Two of them may
+    be worth nothing one by one, so a first one is kept until there is a second.
     """
     d, n = sample.z.shape[1], len(sample.y)
-    given: Given = ()
-    best = _least_misfit(sample, given, rules)
-    while len(given) < min(rules.most_given, d - 1):
-        taken = {j for j, _ in given}
-        trials = [(*given, (j, rate)) for j in range(d) if j not in taken for rate in rules.rates]
-        misfits = [_least_misfit(sample, trial, rules) for trial in trials]
-        least = int(np.argmin(misfits))
-        if not misfits[least] < best - rules.gain * n:
-            break
-        given, best = trials[least], misfits[least]
-    return given
+    chosen: Given = ()
+    given, best = chosen, _least_misfit(sample, chosen, rules)
+    for _ in range(min(rules.most_given, d - 1)):
+        given, misfit = _extended(sample, given, rules)
+        if misfit < best - rules.gain * n * (len(given) - len(chosen)):
+            chosen, best = given, misfit
+    return chosen
+
+
+def _extended(sample: Sample, given: Given, rules: WarpSearch) -> tuple[Given, float]:
+    """The best structure with one more coordinate, and its misfit.
+
+    The rates of the others are chosen again, since the best ones depend on each other.
+    """
+    taken = {j for j, _ in given}
+    others = [j for j in range(sample.z.shape[1]) if j not in taken]
+    best = _best(sample, [(*given, (j, rate)) for j in others for rate in rules.rates], rules)
+    for i, (j, _) in enumerate(given):
+        trials = [(*best[0][:i], (j, rate), *best[0][i + 1 :]) for rate in rules.rates]
+        best = _best(sample, trials, rules)
+    return best
+
+
+def _best(sample: Sample, trials: list[Given], rules: WarpSearch) -> tuple[Given, float]:
+    """The best of these structures, and its misfit."""
+    misfits = [_least_misfit(sample, trial, rules) for trial in trials]
+    least = int(np.argmin(misfits))
+    return trials[least], misfits[least]
 
 
 def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
@@ -175,7 +195,7 @@ def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
     precision = fit.units[:, None, None] * np.einsum("nk,ni,nj->kij", by_function, v, v) * (-2 / d**2)
     precision[0] += sample.precision[np.ix_(others, others)]
     # Far out one function dominates: its P alone must be a precision, else an error would grow.
-    dominant = np.cumsum([0, *np.where(np.abs(rates) <= 1, 2, 1)])
+    dominant = _dominant(rates)
     precision[dominant] = _raised(precision[dominant], 0.0)
     precision[:1] = _raised(precision[:1], rules.flattest)
     warp = Warp(
@@ -261,19 +281,31 @@ def _left_out(K: Floats, y: Floats, noise: float) -> tuple[float, Floats]:
 def _functions(s: Floats, rates: Floats, scale: Floats) -> Floats:
     """The functions of s (n, g) that b and P are sums of: (n, k).
 
-    For a rate of zero these are powers. A rate of one has exponentials of two speeds, as in a
-    non-centred hierarchy; a rate of two has one, as for effects whose log scale is s.
+    They are products of one function of each coordinate. For a rate of zero these are powers. A
+    rate of one has exponentials of two speeds, as in a non-centred hierarchy; a rate of two has
+    one, as for effects whose log scale is s.
     """
-    functions = [np.ones(len(s))]
+    products = np.ones((len(s), 1))
     for u, rate, unit in zip(s.T, rates, scale, strict=True):
         exponential = np.exp(np.clip(-rate * unit * u, -_OVERFLOW, _OVERFLOW))
-        if rate == 0:
-            functions += [u, u**2]
-        elif abs(rate) == 1:
-            functions += [exponential, exponential**2]
-        else:
-            functions += [exponential]
-    return np.column_stack(functions)
+        functions = [np.ones(len(s)), u, u**2] if rate == 0 else [np.ones(len(s)), exponential, exponential**2]
+        of_one = np.stack(functions[: _count(rate)], axis=1)
+        products = (products[:, :, None] * of_one[:, None, :]).reshape(len(s), -1)
+    return products
+
+
+def _count(rate: float) -> int:
+    """Number of functions of one coordinate with this rate: the last one grows fastest."""
+    return 3 if abs(rate) <= 1 else 2
+
+
+def _dominant(rates: Floats) -> NDArray[np.int64]:
+    """Which of the functions are products of the fastest ones and of constants."""
+    dominant = np.zeros(1, dtype=np.int64)
+    for rate in rates:
+        k = _count(rate)
+        dominant = np.concatenate([k * dominant, k * dominant + k - 1])
+    return np.sort(dominant)
 
 
 def _times(vectors: Floats, values: Floats, x: Floats) -> Floats:

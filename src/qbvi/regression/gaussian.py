@@ -21,6 +21,7 @@ from qbvi.regression.look import Path, PriorLook, PriorScale, reach_of
 from qbvi.regression.regress import RegressionState, regress
 from qbvi.regression.ridge import Ridge
 from qbvi.regression.rules import TrustRegion, secant_share
+from qbvi.regression.shrink import Shrink
 from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Surrogate
 from qbvi.regression.surroundings import log_density_around
@@ -114,7 +115,8 @@ class Regression(RegressionMethod):
         """Whether the next points are a search for a better start."""
         is_climbing = state.ladder is not None and not state.ladder.is_over
         is_widening = state.width is not None and not state.width.is_over
-        return is_climbing or is_widening or (state.look is not None and not state.look.is_over)
+        is_shrinking = state.shrink is not None and not state.shrink.is_over
+        return is_climbing or is_widening or is_shrinking or (state.look is not None and not state.look.is_over)
 
     def ask(self, family: GaussianFamily, state: RegressionState, rng: np.random.Generator) -> Array:
         """Draw mirror pairs from q or, during a search for a start, the points of the search."""
@@ -122,6 +124,8 @@ class Regression(RegressionMethod):
             return self._ridge(family.dim, state).ask(family, state.ridge, rng)
         if state.width is not None and not state.width.is_over:
             return state.width.ask(self.rules.width)
+        if state.shrink is not None and not state.shrink.is_over:
+            return state.shrink.ask()
         if state.ladder is not None and not state.ladder.is_over:
             return state.ladder.ask(self.rules.ladder)
         if state.look is None or self.prior is None or state.look.is_over:
@@ -136,6 +140,8 @@ class Regression(RegressionMethod):
             return self._ridged(family, eta, state, theta, values)
         if state.width is not None and not state.width.is_over:
             return self._widths(family, state, finite_or_zero(values)), _searching(state)
+        if state.shrink is not None and not state.shrink.is_over:
+            return self._shrunk(family, state, finite_or_zero(values)), _searching(state)
         if state.ladder is not None and not state.ladder.is_over:
             ladder = state.ladder.tell(finite_or_zero(values), self.rules.ladder)
             return self._climbed(family, state._replace(ladder=ladder)), _searching(state)
@@ -215,6 +221,33 @@ class Regression(RegressionMethod):
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))
         return self.restarted(family, state, wider)
 
+    def _shrinking(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
+        """Begin a search for a narrower start, around the mean of this one or the best point."""
+        centre, sd = np.asarray(family.mean(state.q)), np.sqrt(np.diag(family.cov(state.q)))
+        best = int(np.argmax(state.store.y))
+        return state._replace(shrink=Shrink.begin(centre, sd, state.store.theta[best], float(state.store.y[best])))
+
+    def _shrunk(self, family: GaussianFamily, state: RegressionState, y: Floats) -> RegressionState:
+        """Go on with that search, and start again with what it found.
+
+        Points with values on another scale are not used any more.
+        """
+        assert state.shrink is not None
+        shrink = state.shrink.told(y, self.rules.shrink)
+        state = state._replace(shrink=shrink)
+        if not shrink.is_over:
+            return state
+        if not shrink.is_found:
+            return self._retreated(family, state)
+        q, (points, ends) = family.start(shrink.origin, shrink.lengths), shrink.points()
+        top = max(shrink.y, float(np.max(state.store.y)))
+        store = state.store._replace(y=np.where(state.store.y > top - self.rules.ladder.wild, state.store.y, -np.inf))
+        return self.restarted(family, state._replace(store=store.add(family, q, points, ends, 0 * ends)), q)
+
+    def _may_shrink(self, state: RegressionState) -> bool:
+        """Whether this is the first start of a path, of a function without noise."""
+        return state.last_step is None and state.shrink is None and not state.noise
+
     def _counted(self, state: RegressionState, h: Array) -> RegressionState:
         """Count the batches on a wrong scale, by the range of the residuals ``h`` of each.
 
@@ -224,7 +257,7 @@ class Regression(RegressionMethod):
         return state._replace(n_wild=state.n_wild + 1 if is_wild else 0)
 
     def _climbing(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
-        """Begin a search over orders of magnitude if limited steps on a wrong scale lead nowhere."""
+        """Begin a search over orders of magnitude if steps on a wrong scale lead nowhere."""
         rule, last = self.rules.ladder, state.last_step
         if last is None or state.n_wild < rule.patience:
             return state
@@ -420,15 +453,19 @@ class Regression(RegressionMethod):
     def _retreated(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
         """With few finite values, return to the last good q, or try another start.
 
-        - Before the first step: start again around the best point so far, if the prior is proper.
-          If the start is there already, change its scale, wider and narrower by turns, but never
-          wider than the prior. With an improper prior the start is the user's choice, and only its
-          scale changes.
+        - Before the first step: if no value is finite, or those that are show a wrong scale, search
+          for a narrower start. Else start again around the best point so far, if the prior is
+          proper. If the start is there already, change its scale, wider and narrower by turns, but
+          never wider than the prior. With an improper prior the start is the user's choice, and
+          only its scale changes.
         - After a step of some length: return to where it began, and step again with a smaller
           radius.
         - After a short step: start again, narrower, around the best point so far.
         """
-        rule = self.rules.retreat
+        rule, newest = self.rules.retreat, state.store.y[state.store.past[-1].start :]
+        finite = newest[np.isfinite(newest)]
+        if self._may_shrink(state) and (not len(finite) or np.ptp(finite) > self.rules.ladder.wild):
+            return self._shrinking(family, state)
         if state.last_step is None:
             turn = len(state.store.past) - state.n_before
             scale, tried = (rule.scale(n, self.initial_scale) for n in (turn, turn - 1))
@@ -453,16 +490,20 @@ class Regression(RegressionMethod):
         """A narrower start around the best point, without the points on another scale.
 
         It is due if the newest residuals ``h`` range over orders of magnitude, and no quadratic
-        follows them. An exponential on the wrong scale does so. A quadratic does not, however
-        steep.
+        follows them. An exponential on the wrong scale does so, and so does a function with zero
+        likelihood among them. A quadratic does not, however steep. At the first start, a search
+        tells how narrow.
         """
         rule, finite = self.rules.ladder, h[np.isfinite(h)]
         width = np.diag(family.cov(state.q)) / np.diag(family.cov(state.store.past[0].q))
         if state.noise or len(finite) < 2 or np.max(width) < rule.narrowest**2:
             return None
         spread = float(np.ptp(finite))
-        if not (spread > rule.wild and math.sqrt(answer.tail) > rule.unexplained * spread):
+        is_torn = len(finite) < len(h) or math.sqrt(answer.tail) > rule.unexplained * spread
+        if not (spread > rule.wild and is_torn):
             return None
+        if self._may_shrink(state):
+            return self._shrinking(family, state)
         around = self._around_best(family, state)
         q = self._widened(family, state.q if around is None else around, rule.narrowing)
         y = np.where(state.store.y > np.max(state.store.y) - rule.wild, state.store.y, -np.inf)

@@ -16,6 +16,7 @@ from qbvi.regression.look import PriorLook
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.ridge import RidgeState
 from qbvi.regression.rules import LastStep, Rules, StructureRule
+from qbvi.regression.shrink import Shrink
 from qbvi.regression.store import Chosen, Store
 from qbvi.regression.structure import (
     Finding,
@@ -56,6 +57,7 @@ class RegressionState(NamedTuple):
     finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
     finding: Finding = Finding()  # which parameters interact, as far as is known
     width: Width | None = None  # a search for the width of the start, where there was one
+    shrink: Shrink | None = None  # a search for a narrower start, where there was one
     ridge: RidgeState | None = None  # once there are more points than can be factored
 
 

@@ -740,6 +740,24 @@ class WidthRule:
 
 
 @dataclass(frozen=True)
+class ShrinkRule:
+    """How narrow a start is made where its draws show no scale.
+
+    It is used by `qbvi.regression.shrink`.
+    """
+
+    # Nats by which the log joint may change at one standard deviation of the start, in one
+    # coordinate. A Gaussian changes by half a nat over its own.
+    change: float = 5.0
+    blind: float = 0.01  # factor of a step to where there is no likelihood
+    # Least and largest factor of another. The change may grow with the step, with its square, or
+    # exponentially: one step tells no more than that.
+    smallest: float = 0.03
+    largest: float = 0.5
+    rounds: int = 10  # of steps
+
+
+@dataclass(frozen=True)
 class SurroundingsRule:
     """When a batch tells how wide the log joint is around a point.
 
@@ -776,4 +794,5 @@ class Rules:
     look: LookRule = field(default_factory=LookRule)
     ladder: LadderRule = field(default_factory=LadderRule)
     width: WidthRule = field(default_factory=WidthRule)
+    shrink: ShrinkRule = field(default_factory=ShrinkRule)
     surroundings: SurroundingsRule = field(default_factory=SurroundingsRule)
