@@ -1,6 +1,7 @@
 """Integrals over a surrogate of a known Gaussian, and the choice of further points."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -50,6 +51,34 @@ def test_the_integral_and_the_moments_are_those_of_the_gaussian(pool):
     mean = pool.weights @ pool.u
     assert np.all(np.abs(mean - MEAN) < 0.13 * np.sqrt(np.diagonal(COV)))
     assert_allclose(np.cov(pool.u.T, aweights=pool.weights), COV, atol=0.3)
+
+
+def test_a_poor_proposal_is_adapted_until_enough_draws_are_effective(surface):
+    """Centres in one corner: each further pool follows what those before it found."""
+    rules = replace(RULES, passes=0)
+    centres = MEAN + 2.5 + 0.2 * np.random.default_rng(1).normal(size=(300, 2))
+    poor = Proposal.around(centres, centres.mean(axis=0), 0.1 * COV, 0.1 * COV, 300.0)
+    once = integrated(surface, poor, replace(rules, repeats=0))
+    assert once.n_effective < RULES.enough
+    pool = integrated(surface, poor, rules)
+    assert pool.n_effective > RULES.enough
+    assert_allclose(pool.log_z, LEVEL, atol=4 * pool.log_z_error)
+    closing = integrated(surface, poor, rules, is_closing=True)
+    assert closing.n_effective > RULES.enough_to_close
+    assert_allclose(closing.log_z, LEVEL, atol=0.07)  # 0.02, and as much by the surrogate
+
+
+def test_pools_are_joined_without_bias(surface):
+    """The centres of each proposal are draws of the pool before: their densities must not be mixed."""
+    rules, centres = replace(RULES, draws=200, closing=400, centres=50), MEAN[None] + np.zeros((50, 2))
+    start = Proposal.around(centres, MEAN, 0.3 * COV, 0.3 * COV, 10.0)
+    rules = replace(rules, enough=10**6)  # all repeats
+    errors = []
+    for seed in range(30):
+        theta = np.random.default_rng(seed).multivariate_normal(MEAN, 2 * COV, size=40 + seed)
+        errors.append(integrated(surface_of(log_gaussian, theta), start, rules).log_z - LEVEL)
+    # Thirty errors of about 0.04: their mean has a standard error of 0.007.
+    assert abs(np.mean(errors)) < 0.03
 
 
 def test_the_weights_have_sum_one(pool):

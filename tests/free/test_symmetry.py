@@ -100,6 +100,9 @@ def test_signs_change_where_the_prior_is_symmetric_about_zero():
     assert names({"x": NORMAL, "scale": POSITIVE, "share": SHARE}) == ["x changes sign"]
     assert names({"x": NORMAL, "y": qbvi.Uniform(-2, 2)}) == ["x, y change sign", "x changes sign", "y changes sign"]
     assert names(qbvi.Normal(0, 1, shape=8))[-1].endswith("theta[7] change sign")
+    # Of a product of two, both change it, and an intercept does not.
+    product = {"a": NORMAL, "b": qbvi.Normal(0, 2), "intercept": qbvi.Normal(0, 9)}
+    assert "a, b change sign" in names(product)
 
 
 def test_weights_are_exchanged_with_their_components():

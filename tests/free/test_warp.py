@@ -60,6 +60,34 @@ def test_the_log_scale_of_effects_is_seen():
     assert rate > 0  # rates of one and two both have exp(-2 u)
 
 
+def standardised(theta):
+    """Two standardised effects, the logs of their scale and of the noise, and three outcomes of each."""
+    s, t, z = theta[:, 0], theta[:, 1], theta[:, 2:]
+    apart = OFFSET[1:] - np.exp(s)[:, None] * z
+    likelihood = -1.5 * np.sum(apart**2, axis=1) * np.exp(-2 * t) - 6 * t
+    return likelihood - 0.5 * np.sum(z**2, axis=1) - 0.5 * s**2 - 0.5 * (t / 0.5) ** 2
+
+
+def four_of(function, n, seed=1):
+    theta = np.random.default_rng(seed).normal([0.0, 0.3, -0.8, 0.3], [0.7, 0.4, 0.9, 0.9], size=(n, 4))
+    return theta, Sample.of(theta, function(theta), theta.mean(axis=0), np.cov(theta.T))
+
+
+def test_two_scales_are_seen_together():
+    """The precision of a standardised effect has the square of its scale over that of the noise."""
+    _, sample = four_of(standardised, 200)
+    assert set(found(sample, RULES)) == {(0, -1.0), (1, 2.0)}
+
+
+def test_standardised_effects_are_normal_given_both_scales(rng):
+    _, sample = four_of(standardised, 200)
+    warp = fitted(sample, ((0, -1.0), (1, 2.0)), RULES)
+    theta = np.concatenate([np.tile([0.2, 0.1], (20, 1)), rng.normal(size=(20, 2))], axis=1)
+    w, log_jacobian = warp.straight(theta)
+    level = standardised(theta) - log_jacobian + 0.5 * np.sum(w[:, 2:] ** 2, axis=1)
+    assert_allclose(level, level[0], atol=0.02)  # the noise of the regression, as above
+
+
 def test_a_rough_function_has_no_structure(rng):
     theta, sample = sample_of(gaussian)
     assert found(sample._replace(y=rng.normal(size=len(theta))), RULES) == ()
