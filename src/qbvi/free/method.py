@@ -742,7 +742,7 @@ class Free(Algorithm):
         rows, k = self._near(points, None), (d + 1) * (d + 2) // 2
         if len(rows) < k:
             return ()
-        rows = rows[: max(self.rules.warp.most_points, 2 * k if self.needs_structure else 0)]
+        rows = rows[: self.rules.warp.most_judges]
         return found(Sample.of(points.theta[rows], points.y[rows], base.mean, base.cov), self.rules.warp)
 
     def _near(self, points: Points, held: Member | None) -> NDArray[np.int64]:

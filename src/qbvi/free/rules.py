@@ -268,7 +268,8 @@ class WarpSearch:
     length: float = 1.5  # ... and their length, for each root of the dimension
     of_s: float = 10.0  # variance of functions of s alone
     noises: tuple[float, ...] = (1e-8, 1e-4)  # relative variances of the noise, likewise
-    most_points: int = 300  # the best ones, for the choice of s: each trial costs their cube
+    most_points: int = 300  # the best ones, for the choice of s: each trial costs their cube ...
+    most_judges: int = 800  # ... and for the decision whether there is a structure
     again: float = 1.5  # factor by which the points must have grown before another choice
     # Beyond the range of the points, extended by this part of it, b and P are constant.
     beyond: float = 0.5

@@ -129,6 +129,10 @@ class Sample(NamedTuple):
         scale = np.sqrt(np.diagonal(cov))
         return cls((theta - mean) / scale, y, mean, scale, np.linalg.inv(cov / np.outer(scale, scale)))
 
+    def first(self, n: int) -> Sample:
+        """The first n points."""
+        return self._replace(z=self.z[:n], y=self.y[:n])
+
     def within(self, columns: NDArray[np.int64], rules: WarpSearch) -> Sample:
         """The points whose coordinates in these columns are not extreme.
 
@@ -141,23 +145,29 @@ class Sample(NamedTuple):
 
 
 def found(sample: Sample, rules: WarpSearch) -> Given:
-    """The coordinates s given which the others are nearly Gaussian.
+    """The coordinates s given which the others are nearly Gaussian; the best points come first.
 
     There are none if each point is not predicted better from all others with them. Two of them may
-    be worth nothing one by one, so a first one is kept until there is a second.
+    be worth nothing one by one, so a first one is kept until there is a second. A few points say
+    which ones are best, but b and P have hundreds of coefficients: more points are the judges.
     """
     d, n = sample.z.shape[1], len(sample.y)
-    chosen: Given = ()
-    given, best = chosen, _least_misfit(sample, chosen, rules)
+    few, candidates = sample.first(rules.most_points), list[Given]()
+    given: Given = ()
     for _ in range(min(rules.most_given, d - 1)):
-        given, misfit = _extended(sample, given, rules)
+        given = _extended(few, given, rules)
+        candidates.append(given)
+    chosen: Given = ()
+    best = _least_misfit(sample, chosen, rules)
+    for given in candidates:
+        misfit = _least_misfit(sample, given, rules)
         if misfit < best - rules.gain * n * (len(given) - len(chosen)):
             chosen, best = given, misfit
     return chosen
 
 
-def _extended(sample: Sample, given: Given, rules: WarpSearch) -> tuple[Given, float]:
-    """The best structure with one more coordinate, and its misfit.
+def _extended(sample: Sample, given: Given, rules: WarpSearch) -> Given:
+    """The best structure with one more coordinate.
 
     The rates of the others are chosen again, since the best ones depend on each other.
     """
@@ -165,16 +175,13 @@ def _extended(sample: Sample, given: Given, rules: WarpSearch) -> tuple[Given, f
     others = [j for j in range(sample.z.shape[1]) if j not in taken]
     best = _best(sample, [(*given, (j, rate)) for j in others for rate in rules.rates], rules)
     for i, (j, _) in enumerate(given):
-        trials = [(*best[0][:i], (j, rate), *best[0][i + 1 :]) for rate in rules.rates]
-        best = _best(sample, trials, rules)
+        best = _best(sample, [(*best[:i], (j, rate), *best[i + 1 :]) for rate in rules.rates], rules)
     return best
 
 
-def _best(sample: Sample, trials: list[Given], rules: WarpSearch) -> tuple[Given, float]:
-    """The best of these structures, and its misfit."""
-    misfits = [_least_misfit(sample, trial, rules) for trial in trials]
-    least = int(np.argmin(misfits))
-    return trials[least], misfits[least]
+def _best(sample: Sample, trials: list[Given], rules: WarpSearch) -> Given:
+    """The best of these structures."""
+    return min(trials, key=lambda trial: _least_misfit(sample, trial, rules))
 
 
 def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
