@@ -15,11 +15,11 @@ RULE = WidthRule()
 def found(function, d=3, is_flat=None):
     """Factors by which a start at zero, with a unit of one, should be wider."""
     is_flat = np.ones(d, dtype=bool) if is_flat is None else np.array(is_flat)
-    width = Width.begin(np.zeros(d), float(function(np.zeros((1, d)))[0]), np.ones(d), is_flat)
+    width = Width.begin(np.zeros(d), np.ones(d), is_flat)
     while not width.is_over:
         width = width.told(function(width.ask(RULE)), RULE)
     assert width.n_told <= RULE.rungs
-    return width.factors()
+    return width.widening
 
 
 def test_slopes_are_those_of_the_linear_part():
@@ -38,6 +38,13 @@ def test_the_width_is_within_an_order_of_magnitude(sd):
 def test_only_flat_coordinates_are_widened():
     factors = found(lambda u: -0.5 * np.sum((u / 500) ** 2, axis=1), is_flat=[True, False, True])
     assert_allclose(factors, [100, 1, 100])
+
+
+def test_each_coordinate_is_widened_up_to_its_own_end():
+    """The slope of a column in the tens beside effects that vary by thousands."""
+    sd = np.array([3e5, 40.0, 5e3, 5e3])
+    factors = found(lambda u: -0.5 * np.sum((u / sd) ** 2, axis=1), d=4)
+    assert np.all((sd / 20 < factors) & (factors <= sd))
 
 
 @pytest.mark.parametrize(

@@ -204,18 +204,18 @@ class Regression(RegressionMethod):
         found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
         # Without any slope, the start is at the centre of a symmetric function: nothing is wrong.
         least = self.rules.width.rounding * (1 + float(np.max(np.abs(y[:n]))))
-        is_flat = np.isinf(self.reach) & (np.abs(found) > least) & (np.abs(found) < self.rules.width.flat)
+        is_flat = np.isinf(self.reach) & (np.abs(found) > least) & (np.abs(found) < self.rules.width.least_slope(found))
         if not is_flat.any():
             return None
         unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale
-        return Width.begin(np.asarray(family.mean(state.q)), float(np.mean(y[:n])), unit, is_flat)
+        return Width.begin(np.asarray(family.mean(state.q)), unit, is_flat)
 
     def _widths(self, family: GaussianFamily, state: RegressionState, y: Floats) -> RegressionState:
         """Start again with the width that was found, if it is another."""
         assert state.width is not None
         width = state.width.told(y, self.rules.width)
-        state, factors = state._replace(width=width), width.factors()
-        if not width.is_over or width.widening == 1:
+        state, factors = state._replace(width=width), width.widening
+        if not width.is_over or np.all(factors == 1):
             return state
         first = state.store.past[0].q
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))

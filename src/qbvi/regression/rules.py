@@ -731,12 +731,17 @@ class WidthRule:
     # coordinate is flat. A start on the scale of its problem is a hundredth wide, and begins about
     # one standard deviation from the mode: then it is a hundredth.
     flat: float = 1e-4
+    beside: float = 1e-3  # ... or this share of the steepest slope: cubic terms disturb small ones
     rounding: float = 1e-13  # slope, relative to the values, that is none but rounding
     factor: float = 10.0  # from one length to the next
     rungs: int = 10  # lengths: up to 1e9 units of the start
     # Nats for each flat coordinate by which the log joint may change: as much as at one standard
     # deviation from the mode of a Gaussian.
     change: float = 0.5
+
+    def least_slope(self, slopes: Array) -> float:
+        """Slope below which a coordinate is flat, given all of them (d,)."""
+        return max(self.flat, self.beside * float(abs(slopes).max()))
 
 
 @dataclass(frozen=True)
