@@ -40,6 +40,18 @@ def test_only_flat_coordinates_are_widened():
     assert_allclose(factors, [100, 1, 100])
 
 
+def test_small_slopes_count_as_flat_if_they_are_common():
+    """Cubic terms of steep coordinates hide slopes of a millionth; of many slopes some are small by chance."""
+    is_flat_prior = np.array([False, True, True, True, True])
+    raw = np.array([50.0, 2e-3, 8e-3, 1e-2, 9.0])
+    np.testing.assert_array_equal(RULE.is_flat(raw, is_flat_prior), [False, True, True, True, False])
+    by_chance = np.array([50.0, 2e-3, 0.8, 1.3, 9.0])
+    assert not RULE.is_flat(by_chance, is_flat_prior).any()
+    np.testing.assert_array_equal(
+        RULE.is_flat(by_chance * [1, 1e-2, 1, 1, 1], is_flat_prior), [False, True, *[False] * 3]
+    )
+
+
 def test_each_coordinate_is_widened_up_to_its_own_end():
     """The slope of a column in the tens beside effects that vary by thousands."""
     sd = np.array([3e5, 40.0, 5e3, 5e3])

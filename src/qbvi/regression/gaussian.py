@@ -204,7 +204,7 @@ class Regression(RegressionMethod):
         found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
         # Without any slope, the start is at the centre of a symmetric function: nothing is wrong.
         least = self.rules.width.rounding * (1 + float(np.max(np.abs(y[:n]))))
-        is_flat = np.isinf(self.reach) & (np.abs(found) > least) & (np.abs(found) < self.rules.width.least_slope(found))
+        is_flat = self.rules.width.is_flat(np.abs(found), np.isinf(self.reach)) & (np.abs(found) > least)
         if not is_flat.any():
             return None
         unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale

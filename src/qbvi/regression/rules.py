@@ -731,7 +731,9 @@ class WidthRule:
     # coordinate is flat. A start on the scale of its problem is a hundredth wide, and begins about
     # one standard deviation from the mode: then it is a hundredth.
     flat: float = 1e-4
-    beside: float = 1e-3  # ... or this share of the steepest slope: cubic terms disturb small ones
+    # ... or this share of the steepest slope, if that is so of half of the coordinates with a flat
+    # prior: cubic terms disturb small slopes. Of many slopes, some are small by chance.
+    beside: float = 1e-3
     rounding: float = 1e-13  # slope, relative to the values, that is none but rounding
     factor: float = 10.0  # from one length to the next
     rungs: int = 10  # lengths: up to 1e9 units of the start
@@ -739,9 +741,11 @@ class WidthRule:
     # deviation from the mode of a Gaussian.
     change: float = 0.5
 
-    def least_slope(self, slopes: Array) -> float:
-        """Slope below which a coordinate is flat, given all of them (d,)."""
-        return max(self.flat, self.beside * float(abs(slopes).max()))
+    def is_flat(self, slopes: Array, has_flat_prior: Array) -> Array:
+        """Which coordinates are flat, by the sizes of their slopes (d,)."""
+        below = has_flat_prior & (slopes < max(self.flat, self.beside * float(slopes.max())))
+        is_common = 2 * int(below.sum()) >= int(has_flat_prior.sum())
+        return below if is_common else has_flat_prior & (slopes < self.flat)
 
 
 @dataclass(frozen=True)
