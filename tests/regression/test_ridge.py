@@ -31,10 +31,13 @@ def explicit(z, h, weight, ridge):
 
 @pytest.mark.parametrize("size", [1.0, 1e60])
 def test_single_precision_leaves_the_regression_as_it_is(rng, size):
-    """The Gram matrix of the free features has a nugget of 1,000 machine epsilons, which decides the error."""
+    """The Gram matrix of the free features has a nugget of 1,000 machine epsilons, which decides the error.
+
+    The ridges are at least one: a smaller one divides the rounding of the products by itself.
+    """
     z = rng.standard_normal((400, 10))
     h = size * np.sum(z @ rng.standard_normal((10, 10)) * z, axis=1)
-    points, ridges = Weighted(z, h, rng.uniform(0.5, 1.0, 400)), np.asarray([1e-3, 1.0])
+    points, ridges = Weighted(z, h, rng.uniform(0.5, 1.0, 400)), np.asarray([1.0, 100.0])
     double, single = krylov(points, 24).solve(ridges), _in_single(points, 24, ridges)
     error = 4000 * np.finfo(np.float32).eps
     np.testing.assert_allclose(single.C, double.C, atol=error * np.max(np.abs(double.C)))

@@ -242,7 +242,9 @@ class Regression(RegressionMethod):
         q, (points, ends) = family.start(shrink.origin, shrink.lengths), shrink.points()
         top = max(shrink.y, float(np.max(state.store.y)))
         store = state.store._replace(y=np.where(state.store.y > top - self.rules.ladder.wild, state.store.y, -np.inf))
-        return self.restarted(family, state._replace(store=store.add(family, q, points, ends, 0 * ends)), q)
+        if len(ends):  # in some coordinate a step was small enough
+            store = store.add(family, q, points, ends, 0 * ends)
+        return self.restarted(family, state._replace(store=store), q)
 
     def _may_shrink(self, state: RegressionState) -> bool:
         """Whether this is the first start of a path, of a function without noise."""
