@@ -508,6 +508,19 @@ def test_the_time_for_ridge_regression():
     assert not effort.is_for_ridge(1000, 15, long, quadratic)
     # 230, more than points: a quadratic is not found by longer steps
     assert effort.is_for_ridge(1000, 20, long, quadratic)
+    # A step that a rule made short is not the last one, however short.
+    limited = short._replace(is_restricted=np.float64(1.0))
+    assert not effort.is_for_ridge(100, 15, limited, other)
+    assert not effort.is_for_ridge(1000, 15, limited, quadratic)
+
+
+@pytest.mark.parametrize("d, tolerance", [(50, 0.01), (200, 0.02)])
+def test_a_full_regression_has_a_tolerance_in_proportion_to_many_dimensions(d, tolerance):
+    """More draws would not help: they only take the place of others."""
+    family, method = Gaussian(d), qbvi.Regression(tol=0.01, rules=Rules(effort=Effort(most_points=1000)))
+    state = method.init(family, family.start(np.zeros(d), np.ones(d)))
+    told = [method._with_finest(family, state._replace(n_effective=n)) for n in (950.0, 500.0)]
+    assert [method.tolerance(state) for state in told] == [tolerance, 0.01]
 
 
 def test_ridge_regression_remembers_the_newest_points_of_a_store(rng):

@@ -313,9 +313,9 @@ class RegressionMethod(Algorithm):
         return state._replace(store=store), family.residual(state.q, theta, y)
 
     def _with_finest(self, family: Family, state: RegressionState) -> RegressionState:
-        """The state with the nats that its noise leaves."""
-        finest = self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol)
-        return state._replace(finest=finest)
+        """The state with the nats that noise leaves, or a regression that is full."""
+        noise = self.rules.noise.finest(state.noise or 0.0, family.size, family.dim, self.tol)
+        return state._replace(finest=max(noise, self.rules.effort.finest(self.tol, family.dim, state.n_effective)))
 
     def _n_repeated(self, family: Family, state: RegressionState) -> int:
         """Points of the next batch to evaluate twice.

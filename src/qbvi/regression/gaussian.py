@@ -382,21 +382,22 @@ class Regression(RegressionMethod):
         Each step costs a regression, but no evaluations. So the method steps again as long as steps
         are worth more than the errors of the regression, and than nats that nobody misses.
         """
-        found = self._step(family, state, answer)
-        move, gap, origin = found.move, found.gap, state.q
+        found, origin = self._step(family, state, answer), state.q
+        move = found.move
         patient = replace(self, rules=replace(self.rules, search=self.rules.search.resting()))
         least = self.rules.gap.negligible * self.tolerance(state)
         for _ in range(self.rules.gap.further_steps(family.dim)):
-            if math.isinf(gap) or found.ahead <= max(found.error, least):
+            if math.isinf(found.gap) or found.ahead <= max(found.error, least):
                 break
-            state = self._moved(state, answer, found.move)
-            answer = patient._answer(family, state)
-            found = self._step(family, state, answer)
-            if math.isinf(found.gap):  # far from the points: new ones are needed
+            further = self._moved(state, answer, found.move)
+            later = patient._answer(family, further)
+            step = self._step(family, further, later)
+            if math.isinf(step.gap):  # far from the points: new ones are needed
                 break
+            state, answer, found = further, later, step
             kl = np.float64(0.5 * family.divergence(found.move.q, origin))
-            move, gap = found.move._replace(kl=kl, gain=move.gain + found.move.gain), found.gap
-        return move, gap
+            move = found.move._replace(kl=kl, gain=move.gain + found.move.gain)
+        return move, self._cautious_gap(family, state, answer, found)
 
     def _step(self, family: GaussianFamily, state: RegressionState, answer: _Answer) -> _Step:
         """The next step, and what is missing after it."""
@@ -410,11 +411,11 @@ class Regression(RegressionMethod):
         if repeated < 0:
             step = longest_step(answer.surrogate, family, state.radius, rule, longest=float(secant_share(repeated)))
         # A step back is a sign of noise of its full length, so the gap uses the full step.
-        gap = self._predicted_gap(family, state, answer, whole)
+        gap, rest = self._predicted_gap(family, state, answer, whole)
         ahead = float(self.rules.gap.still_to_come(step.kl, repeated))
         error = (gap - self.rules.gap.kl_share * float(whole.kl)) / self.rules.gap.margin
         taken = self._taken(family, state.q, answer, step)
-        return _Step(taken, max(gap, ahead), max(float(step.kl), ahead), error)
+        return _Step(taken, max(gap, ahead), rest, max(float(step.kl), ahead), error)
 
     def _taken(self, family: GaussianFamily, q: Array, answer: _Answer, step: WhitenedStep) -> Move:
         # With fewer points than coefficients, C is mostly its prior, and so is its error.
@@ -425,21 +426,25 @@ class Regression(RegressionMethod):
 
     def _predicted_gap(
         self, family: GaussianFamily, state: RegressionState, answer: _Answer, step: WhitenedStep
-    ) -> float:
-        """Nats that will be missing after the step; infinite if it cannot be the last step."""
+    ) -> tuple[float, float]:
+        """Nats that will be missing after the step, and those of them that errors of C do not cost.
+
+        They are infinite if it cannot be the last step.
+        """
         rule = self.rules.gap
         if step.is_restricted or step.kl > rule.settled_kl or not answer.is_credible:
-            return math.inf
+            return math.inf, math.inf
         cost = self._cost_of_error(answer.surrogate)
         rest = float(step.left_behind) + rule.kl_share * float(step.kl) + cost.mean
-        margin = rule.margin_for(state.misfit)
         white = answer.surrogate.white / answer.n_effective
-        gap = margin * max(rule.curvature * cost.precision, white) + rest
-        # Before the fit ends, check that the gap is small for the largest plausible variance of C.
-        if gap < self.tolerance(state):
-            bold = answer.regression.boldest_posterior(answer.variances, family)
-            gap = max(gap, margin * self._cost_of_error(bold).precision + rest)
-        return gap
+        return rule.margin_for(state.misfit) * max(rule.curvature * cost.precision, white) + rest, rest
+
+    def _cautious_gap(self, family: GaussianFamily, state: RegressionState, answer: _Answer, found: _Step) -> float:
+        """The gap; before a fit ends, that for the largest plausible variance of C."""
+        if not found.gap < self.tolerance(state):
+            return found.gap
+        bold = self._cost_of_error(answer.regression.boldest_posterior(answer.variances, family))
+        return max(found.gap, self.rules.gap.margin_for(state.misfit) * bold.precision + found.rest)
 
     def _cost_of_error(self, surrogate: Surrogate) -> _Cost:
         """Expected loss, in nats, from the error of the estimated gradient."""
@@ -532,6 +537,7 @@ class _Step(NamedTuple):
 
     move: Move
     gap: float  # predicted; infinite if it cannot be the last step
+    rest: float  # of it, what errors of C do not cost
     ahead: float  # nats that another step may gain
     error: float  # nats that errors of the regression cost
 

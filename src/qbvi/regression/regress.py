@@ -54,7 +54,7 @@ class RegressionState(NamedTuple):
     n_wild: int = 0  # ... and consecutive batches, of those after such steps, on a wrong scale
     repeats: Repeats | None = None  # points that were evaluated twice
     most_noise: float = 0.0  # upper confidence limit of `noise`
-    finest: float = 0.0  # nats that noise leaves at a reasonable cost: the least tolerance
+    finest: float = 0.0  # nats that noise leaves at a reasonable cost, or a full regression: the least tolerance
     finding: Finding = Finding()  # which parameters interact, as far as is known
     width: Width | None = None  # a search for the width of the start, where there was one
     shrink: Shrink | None = None  # a search for a narrower start, where there was one

@@ -279,6 +279,12 @@ class Effort:
     # Variance of degree two, relative to that of degrees three and four, above which a log joint
     # counts as a quadratic: then few points more than coefficients are enough.
     exact: float = 1e6
+    # Effective sample size, relative to that limit, from which a regression is full: further draws
+    # only take the place of others, and the error of C stays.
+    full: float = 0.9
+    # Dimensions up to which a full regression reaches the tolerance. Errors in nats add up over
+    # dimensions, so it is larger in proportion beyond.
+    reached: int = 100
     noisy_points: int = 1500  # least limit with noise, where accuracy comes from averaging
     fresh: int = 10  # evaluations for each fresh draw from the result
     first: int = 5  # fresh draws for each one that comes first, and may be enough ...
@@ -303,6 +309,16 @@ class Effort:
         """The next limit on the points of one regression, with n points so far."""
         return max(most, min(self.more_points * most, self.most_points)) if n > most else most
 
+    def finest(self, tol: float, d: int, n_effective: float) -> float:
+        """Nats that may be missing if more draws do not help; zero if they do.
+
+        Examples
+        --------
+        >>> Effort().finest(0.01, 200, 5_900.0), Effort().finest(0.01, 200, 3_000.0)
+        (0.02, 0.0)
+        """
+        return tol * max(1.0, d / self.reached) if n_effective >= self.full * self.most_points else 0.0
+
     def is_for_ridge(self, n: int, d: int, last: LastStep, variances: tuple[float, float, float]) -> bool:
         """Whether to go on by ridge regression, with n points, after this step.
 
@@ -316,7 +332,7 @@ class Effort:
         n_coefficients, is_full = d * (d + 3) // 2, n > self.most_points
         if self.fewest_for_coefficient * n_coefficients <= self.most_points:
             return False
-        is_short = bool(last.kl < self.short * d)
+        is_short = bool(last.kl < self.short * d) and not last.is_restricted
         if not self.is_quadratic(variances):
             return is_short
         return is_full and (is_short or n_coefficients > self.most_points)
