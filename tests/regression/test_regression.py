@@ -508,8 +508,8 @@ def test_the_time_for_ridge_regression():
     assert not effort.is_for_ridge(1000, 15, long, quadratic)
     # 230, more than points: a quadratic is not found by longer steps
     assert effort.is_for_ridge(1000, 20, long, quadratic)
-    # A step that a rule made short is not the last one, however short.
-    limited = short._replace(is_restricted=np.float64(1.0))
+    # A step that promises much is on the way, however short the trust region made it.
+    limited = short._replace(gain=np.float64(5.0), is_restricted=np.float64(1.0))
     assert not effort.is_for_ridge(100, 15, limited, other)
     assert not effort.is_for_ridge(1000, 15, limited, quadratic)
 

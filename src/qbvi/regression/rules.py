@@ -273,8 +273,9 @@ class Effort:
     # points that are needed. Then the method goes on by ridge regression, which is less exact with
     # the same points, but takes any number of them.
     fewest_for_coefficient: int = 2
-    # It does so when the last step, in nats for each dimension, was short. Before, q is on its way,
-    # and a quadratic that is nearly exact leads there with fewer points than coefficients.
+    # It does so when the last step was short, and was to gain little, in nats for each dimension.
+    # Before, q is on its way, and a quadratic that is nearly exact leads there with fewer points
+    # than coefficients. A step that promises much may be short after others that were rejected.
     short: float = 0.01
     # Variance of degree two, relative to that of degrees three and four, above which a log joint
     # counts as a quadratic: then few points more than coefficients are enough.
@@ -332,7 +333,7 @@ class Effort:
         n_coefficients, is_full = d * (d + 3) // 2, n > self.most_points
         if self.fewest_for_coefficient * n_coefficients <= self.most_points:
             return False
-        is_short = bool(last.kl < self.short * d) and not last.is_restricted
+        is_short = bool(max(last.kl, last.gain) < self.short * d)
         if not self.is_quadratic(variances):
             return is_short
         return is_full and (is_short or n_coefficients > self.most_points)
