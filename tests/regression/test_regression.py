@@ -497,7 +497,7 @@ def test_a_quadratic_with_more_coefficients_than_points_that_can_be_factored_is_
 def test_the_time_for_ridge_regression():
     effort = Effort(most_points=160)
     quadratic, other = (0.3, 1e10, 1e-8), (0.3, 100.0, 1e-3)
-    short, long = (LastStep(*np.array([0.0, 0.0, 0.1, 1.0, kl, 0.0])) for kl in (0.1, 10.0))
+    short, long = (LastStep(*np.array([0.0, 0.0, 0.1, 0.1, kl, 0.0])) for kl in (0.1, 10.0))
     # 54 coefficients: enough points for two each
     assert not effort.is_for_ridge(1000, 9, short, other)
     # 135: steps must be short, and a quadratic is found with fewer points than a regression can hold
@@ -514,7 +514,7 @@ def test_the_time_for_ridge_regression():
     assert not effort.is_for_ridge(1000, 15, limited, quadratic)
 
 
-@pytest.mark.parametrize("d, tolerance", [(50, 0.01), (200, 0.02)])
+@pytest.mark.parametrize(("d", "tolerance"), [(50, 0.01), (200, 0.02)])
 def test_a_full_regression_has_a_tolerance_in_proportion_to_many_dimensions(d, tolerance):
     """More draws would not help: they only take the place of others."""
     family, method = Gaussian(d), qbvi.Regression(tol=0.01, rules=Rules(effort=Effort(most_points=1000)))
