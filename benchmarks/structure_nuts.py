@@ -58,7 +58,9 @@ def chains(model: VaryingIntercepts, seed: int) -> tuple[Array, int]:
         progress_bar=False,
     )
     start = 0.1 * np.random.default_rng(seed).standard_normal((CHAINS, model.d))
-    sampler.warmup(jax.random.PRNGKey(seed), init_params=jnp.asarray(start), extra_fields=("num_steps",), collect_warmup=True)
+    sampler.warmup(
+        jax.random.PRNGKey(seed), init_params=jnp.asarray(start), extra_fields=("num_steps",), collect_warmup=True
+    )
     n_gradients = int(np.sum(sampler.get_extra_fields()["num_steps"]))
     sampler.run(sampler.last_state.rng_key, extra_fields=("num_steps",))
     n_gradients += int(np.sum(sampler.get_extra_fields()["num_steps"]))
@@ -94,7 +96,9 @@ def main() -> None:
     parser.add_argument("--max-evals", type=int)
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
-    print("| model | d | seed | evaluations | converged | s | gradients of NUTS | s | R-hat | means: shared, effects | sds | floor |")
+    print(
+        "| model | d | seed | evaluations | converged | s | gradients of NUTS | s | R-hat | means: shared, effects | sds | floor |"
+    )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |", flush=True)
     for seed in args.seeds:
         models = hierarchical(seed)

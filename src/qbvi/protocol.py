@@ -193,6 +193,10 @@ class Algorithm(ABC):
         """Sentences for the user, such as that the function is noisy."""
         return ()
 
+    def advice(self, family: Any, state: Any, own: float, function: float) -> tuple[str, ...]:
+        """Sentences for the next fit, by the seconds of the method's own and of the function."""
+        return ()
+
     def repeated_draws(self, state: Any, n: int) -> int:
         """How many of n fresh draws to evaluate twice, to tell noise from misfit."""
         return 0

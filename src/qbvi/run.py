@@ -143,6 +143,7 @@ class Run:
         # Evaluations before the fresh draws that are being made, and the number of these draws.
         self._check: tuple[int, int] | None = None
         self._start = time.perf_counter()
+        self._seconds_of_function = 0.0  # until requests were answered
 
     def requests(self, init: Any, progress: Progress) -> Conversation:
         """Run the loop until a stopping rule, the budget, the user or an error ends it."""
@@ -214,6 +215,7 @@ class Run:
         if self._evaluations is not None and snapshot.recorded is not None:
             self._evaluations.restore(snapshot.recorded)
         self._start = time.perf_counter() - snapshot.seconds
+        self._seconds_of_function = math.nan  # how much of the time before, nobody knows
 
     def count_time(self, seconds: float) -> None:
         """Add time that was spent before, and that the restored snapshot does not know of."""
@@ -469,7 +471,9 @@ class Run:
         self.black_box.is_lenient = stage == "search"
         if record is not None:
             self.black_box.on_returned = lambda made, values, noise_sd: record.add(theta[made], values, noise_sd, stage)
+        start = self._seconds()
         evaluated = yield request
+        self._seconds_of_function += self._seconds() - start
         if evaluated.rows is None:  # otherwise the same request comes again if the run is resumed
             self.number += 1
             self._count_dark_steps(bool(to_numpy(evaluated.ok).any()))
@@ -781,6 +785,9 @@ class Run:
     def _report(self, stop: Stop, notes: tuple[str, ...] = ()) -> Report:
         """How the fit went, without the figures of its posterior."""
         said = () if self._state is None else self.algorithm.notes(self._state)
+        function = self._seconds_of_function
+        own = self._seconds() - function
+        advice = () if self._state is None else self.algorithm.advice(self.family, self._state, own, function)
         return Report(
             converged=stop.converged,
             stop_reason=stop.reason,
@@ -792,7 +799,7 @@ class Run:
             seconds=self._seconds(),
             seed=self.seed,
             method=repr(self.algorithm),
-            notes=(*said, *self._record_notes(), *self._remarks, *notes),
+            notes=(*said, *self._record_notes(), *self._remarks, *notes, *advice),
             backend=self.where or str(self.backend),
             evaluations=None if self._evaluations is None else self._evaluations.table(self.model),
         )

@@ -30,6 +30,7 @@ from qbvi.regression.rules import (
     Weighting,
 )
 from qbvi.regression.store import Store
+from qbvi.regression.structure import Finding
 from qbvi.regression.surrogate import HermiteRegression, Sample, Surrogate, Variances, leave_pairs_out
 
 
@@ -512,6 +513,21 @@ def test_the_time_for_ridge_regression():
     limited = short._replace(gain=np.float64(5.0), is_restricted=np.float64(1.0))
     assert not effort.is_for_ridge(100, 15, limited, other)
     assert not effort.is_for_ridge(1000, 15, limited, quadratic)
+
+
+def test_a_quick_function_of_many_parameters_gets_advice_and_no_other_method():
+    family, method = Gaussian(50), qbvi.Regression()
+    state = method.init(family, family.start(np.zeros(50), np.ones(50)))
+    (advice,) = method.advice(family, state, 4.2, 0.1)
+    assert "0.1 s" in advice
+    assert 'method="ridge"' in advice
+    structured = state._replace(finding=Finding(structure=object()))
+    few = Gaussian(8)
+    assert method.advice(family, state, 4.2, 1.0) == ()  # a slow function
+    assert method.advice(family, state, 0.4, 0.0) == ()  # a quick fit
+    assert method.advice(family, state, 9.0, np.nan) == ()  # a resumed fit, whose function's time is not known
+    assert method.advice(family, structured, 4.2, 0.1) == ()
+    assert method.advice(few, method.init(few, few.start(np.zeros(8), np.ones(8))), 4.2, 0.1) == ()
 
 
 @pytest.mark.parametrize(("d", "tolerance"), [(50, 0.01), (200, 0.02)])

@@ -33,6 +33,9 @@ Floats = NDArray[np.float64]
 
 _THERE = 1e-6  # standard deviations between the mean of q and a point, below which they are the same
 
+_LONG = 2.0  # seconds of its own after which a fit has advice on how to take fewer ...
+_CHEAP = 0.05  # ... if the function takes less than this share of them
+
 _NOTHING = Finding()
 
 
@@ -155,6 +158,18 @@ class Regression(RegressionMethod):
         path = Path(np.asarray(family.mean(state.q)), float(np.max(state.store.y)))
         state = state._replace(look=state.look.tell(theta, finite_or_zero(values), self.rules.look, path))
         return self._restarted(family, state, self.prior), _searching(state)
+
+    def advice(self, family: GaussianFamily, state: RegressionState, own: float, function: float) -> tuple[str, ...]:
+        """Name `Ridge` if the function takes next to no time: the same seed must give the same fit.
+
+        So times do not choose the method. Ridge regression is no better if there is a structure.
+        """
+        is_cheap = own > _LONG and function < _CHEAP * own
+        is_dense = family.dim >= self.rules.structure.fewest and state.finding.structure is None
+        if not is_cheap or not is_dense or state.ridge is not None or state.noise:
+            return ()
+        took = f"the function took {function:.2g} s and the method {own:.2g} s"
+        return (f'{took}: for so quick a function, method="ridge" takes more evaluations and less time',)
 
     def _ridge(self, d: int, state: RegressionState) -> Ridge:
         """The method for more points than one regression can hold.
