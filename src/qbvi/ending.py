@@ -62,7 +62,7 @@ class StopKind(Enum):
     BOUND_BELOW = (
         "bound-below",
         False,
-        "fresh draws estimate the bound at {fresh:.4g}, below the {fitted:.4g} of the fit: more draws are needed",
+        "{so_far}, but fresh draws put the bound {nats:.2g} nats lower: more draws are needed",
     )
     ORDER = (
         "order",

@@ -71,6 +71,11 @@ class Look:
         q, theta = to_numpy(self.q), to_numpy(self.draws[0])
         return failures_depend_on_place(np.asarray(self.family.coordinates(q, theta)), theta, ~is_ok(self.draws[1]))
 
+    def rounding(self, value: float) -> float:
+        """Distance between two numbers of this size, in the precision of the log joint."""
+        dtype = self.h.dtype if self.draws is None else to_numpy(self.draws[1].log_joint).dtype
+        return abs(value) * float(np.finfo(dtype).eps)
+
     @cached_property
     def features(self) -> Floats | None:
         """Statistics of the draws, orthonormal under q (n, k); None if the draws are too few."""
@@ -131,7 +136,10 @@ class Verdict:
     most_failed: float = 0.02  # largest share of failed draws with which a fit counts as converged
     # The fresh bound may be below the bound of the fit by so many standard errors (chance) ...
     bound_errors: float = 5.0
-    bound_nats: float = 0.1  # ... plus so many nats (too few to matter)
+    bound_nats: float = 0.1  # ... plus so many nats (too few to matter) ...
+    # ... and so many times the distance between two numbers of that size: in single precision, that
+    # is 0.06 nats for a log joint of half a million, and a sum of many is rounded more than once.
+    bound_roundings: float = 4.0
     # Nats: standard deviation of log p / q below which a few draws decide. The missing 0.02 nats
     # are below those at which k-hat counts, also if 20 draws understate them by half.
     slight: float = 0.2
@@ -191,7 +199,7 @@ class Verdict:
             stop = self._on_gain(self._on_order(stop, look), look, gap)
         if look.failed > self.most_failed and look.fails_in_places:
             stop = self.on_failures(stop, look.failed, "fresh draws from the result")
-        return self._on_bound(stop, look.h, fitted)
+        return self._on_bound(stop, look, fitted)
 
     def on_failures(self, stop: Stop, share: float, draws: str) -> Stop:
         """Take a convergence back if many draws failed: the fit may miss part of the posterior."""
@@ -279,12 +287,14 @@ class Verdict:
         unknown = self._open(look)
         return stop.but(StopKind.LEFT_OPEN, nats=unknown) if unknown else stop
 
-    def _on_bound(self, stop: Stop, h: Floats, fitted: float) -> Stop:
+    def _on_bound(self, stop: Stop, look: Look, fitted: float) -> Stop:
         """Take a convergence back if the fresh bound is well below the fit's own estimate."""
-        fresh, se = float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
-        if not stop.converged or fresh > fitted - self.bound_errors * se - self.bound_nats:
+        h = look.h
+        below, se = fitted - float(h.mean()), float(h.std(ddof=1)) / np.sqrt(h.size)
+        allowed = self.bound_errors * se + self.bound_nats + self.bound_roundings * look.rounding(fitted)
+        if not stop.converged or below < allowed:
             return stop
-        return stop.but(StopKind.BOUND_BELOW, fresh=fresh, fitted=fitted)
+        return stop.but(StopKind.BOUND_BELOW, nats=below)
 
     def _gain(self, look: Look, gap: float, worth: float, chance: float) -> float:
         """Nats that further steps would gain, if the draws prove more than predicted; else zero."""
