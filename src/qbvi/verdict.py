@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from qbvi.arrays import Array, to_numpy
+from qbvi.arrays import Array, array_namespace, to_numpy
 from qbvi.diagnostics import (
     FEWEST_EFFECTIVE,
     FEWEST_RATIOS,
@@ -73,8 +73,8 @@ class Look:
 
     def rounding(self, value: float) -> float:
         """Distance between two numbers of this size, in the precision of the log joint."""
-        dtype = self.h.dtype if self.draws is None else to_numpy(self.draws[1].log_joint).dtype
-        return abs(value) * float(np.finfo(dtype).eps)
+        like = self.h if self.draws is None else self.draws[1].log_joint
+        return abs(value) * float(array_namespace(like).finfo(like.dtype).eps)
 
     @cached_property
     def features(self) -> Floats | None:
