@@ -219,6 +219,9 @@ class Algorithm(ABC):
         """
         return None
 
+    def close(self) -> None:  # noqa: B027 - most methods keep nothing
+        """Free what was kept from one iteration to the next; a run calls it when it is over."""
+
     def notes_on_family(self, model: Model, family: Any, state: Any, q: Array) -> tuple[str, ...]:
         """Sentences on what the family cannot represent, at the ``q`` that a fit returns."""
         return ()

@@ -169,6 +169,8 @@ class Run:
             if self._kept is not None:
                 error.fit = self._freeze(self._kept, Stop.of(StopKind.ERROR, error=error))
             raise
+        finally:
+            self.algorithm.close()
 
     def _show(self, progress: Progress, done: int) -> None:
         """Show how many evaluations there are, of which ``done`` belong to the current request."""

@@ -271,6 +271,10 @@ class Free(Algorithm):
             notes = (*notes, *_names_of_changes([self.symmetries[i] for i in which]))
         return notes
 
+    def close(self) -> None:
+        """Free what the first part has kept."""
+        self.first.close()
+
     def repeated_draws(self, state: FreeState, n: int) -> int:
         """As the first part."""
         return self.first.repeated_draws(state.search.path, n)

@@ -19,6 +19,7 @@ from qbvi.noise import NO_NOISE, Noise
 from qbvi.protocol import Algorithm, Info, Known, Twice, Values
 from qbvi.random import orthogonal_pairs
 from qbvi.regression.left_out import is_product, left_out
+from qbvi.regression.memory import release
 from qbvi.regression.noise import Repeats, law_around
 from qbvi.regression.regress import RegressionState
 from qbvi.regression.rules import LastStep, Rules
@@ -145,6 +146,10 @@ class RegressionMethod(Algorithm):
             return ()
         found = left_out(family, q, self._curvature(family, state), model.is_discrete)
         return (found.sentence(model),) if found.nats > self.tol else ()
+
+    def close(self) -> None:
+        """Free the memory of the regressions."""
+        release()
 
     def repeated_draws(self, state: RegressionState, n: int) -> int:
         """A part of them if the function has much noise, and does not return it."""

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import Covariance, free_features, kernels
+from qbvi.regression.memory import square
 from qbvi.regression.rules import SearchPlan, VarianceSearch
 
 __all__ = ["HermiteRegression", "Pairing", "Predicted", "Sample", "Slope", "Solved", "Surrogate", "Variances", "whiten"]
@@ -184,7 +185,7 @@ class HermiteRegression:
     def degree_four(self) -> Floats:
         """The kernel of degree four at the points (n, n); only the lower triangle is filled."""
         n = len(self.points.h)
-        kernel = np.empty((n, n))
+        kernel = square(n)
         Covariance(self.points.z, equal=self._equal).write_sum(np.array([0.0, 0.0, 1.0]), kernel)
         return kernel.T
 
@@ -274,7 +275,7 @@ class HermiteRegression:
         ``workspace`` (n, n) is memory that is overwritten.
         """
         n = len(self.points.h)
-        factor = self._factor(variances, np.empty((n, n)) if workspace is None else workspace)
+        factor = self._factor(variances, square(n) if workspace is None else workspace)
         whitened = whiten(factor, self._known)
         Q, R = _qr(whitened[:, :-1])
         along = Q.T @ whitened[:, -1]
@@ -290,7 +291,7 @@ class HermiteRegression:
             if len(self._factored) == _KEPT:
                 worst = max(self._factored, key=lambda tried: self._misfits.get(tried, -math.inf))
                 _, memory = self._factored.pop(worst)
-            memory = np.empty((n, n)) if memory is None else memory
+            memory = square(n) if memory is None else memory
             self._factored[variances] = self.solve(variances, memory), memory
         return self._factored[variances][0]
 
