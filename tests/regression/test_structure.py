@@ -110,6 +110,19 @@ def test_a_local_kernel_is_that_of_its_hermite_polynomials(rng, degree):
     np.testing.assert_allclose(kernel, features @ features.T / len(powers), rtol=1e-9, atol=1e-12)
 
 
+def test_the_upper_blocks_of_many_points_are_those_of_the_whole_kernels(rng):
+    n, d = 700, 5
+    frame, _ = frame_of(rng, d)
+    structure = structure_of(rng.uniform(0.1, 1.0, d))
+    t = rng.standard_normal((n, d))
+    upper = np.triu_indices(n)
+    whole, parts = (quadratic_kernel(t, structure, frame.rho, upper=is_upper) for is_upper in (False, True))
+    np.testing.assert_allclose(parts[upper], whole[upper], rtol=1e-12, atol=1e-12)
+    whole, parts = (local_kernels(t[:, :2], t[:, 2:], upper=is_upper) for is_upper in (False, True))
+    for name in ("third", "fourth"):
+        np.testing.assert_allclose(getattr(parts, name)[upper], getattr(whole, name)[upper], rtol=1e-12)
+
+
 def test_a_function_of_hubs_and_one_other_parameter_has_structured_degrees(rng):
     """The prior gives degrees three and four of a funnel to polynomials of its hub and one other."""
     d = 30

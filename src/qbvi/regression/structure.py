@@ -48,6 +48,7 @@ products.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -58,6 +59,7 @@ from numpy.typing import NDArray
 
 from qbvi.families.base import GaussianFamily
 from qbvi.regression.hermite import Covariance, kernels
+from qbvi.regression.memory import square
 from qbvi.regression.rules import StructureRule, VarianceSearch
 from qbvi.regression.surrogate import (
     HermiteRegression,
@@ -148,20 +150,34 @@ class Frame(NamedTuple):
         return turned[:k].T, turned[k:].T
 
 
-def quadratic_kernel(t: Floats, structure: Structure, rho: Floats, gram: Floats | None = None) -> Floats:
+def quadratic_kernel(
+    t: Floats, structure: Structure, rho: Floats, gram: Floats | None = None, *, upper: bool = False
+) -> Floats:
     """Prior covariance of ``t'Wt / 2``, less its mean under q, between all points (n, d).
 
-    ``gram`` is ``t @ t.T``, if it is known.
+    ``gram`` is ``t @ t.T``, if it is known. With ``upper``, the entries below the blocks of the
+    diagonal may have any value.
     """
     v, own = structure.rows, structure.own
-    kernel: Floats = (t * v) @ t.T
-    kernel *= t @ t.T if gram is None else gram
-    kernel += (t**2 * (0.5 * own - v)) @ (t**2).T
+    left, squares = t * v, t**2
+    own_left = squares * (0.5 * own - v)
     M = pair_variances(structure) * rho
     mean = 0.5 * np.sum(t @ M * t, axis=1)
-    kernel += 0.5 * np.sum(M * rho) - mean[:, None]
-    kernel -= mean
+    level = 0.5 * np.sum(M * rho)
+    kernel = square(len(t))
+    for rows, columns in _blocks(len(t), upper=upper):
+        part = left[rows] @ t[columns].T
+        part *= t[rows] @ t[columns].T if gram is None else gram[rows, columns]
+        part += own_left[rows] @ squares[columns].T
+        part += level - mean[rows, None]
+        np.subtract(part, mean[columns], out=kernel[rows, columns])
     return kernel
+
+
+def _blocks(n: int, *, upper: bool) -> Iterator[tuple[slice, slice]]:
+    """Blocks of rows of an (n, n) matrix, with all columns, or those from the diagonal on."""
+    for part in np.array_split(np.arange(n), max(1, n // _ROWS)):
+        yield slice(part[0], part[-1] + 1), slice(part[0] if upper else 0, n)
 
 
 def pair_variances(structure: Structure) -> Floats:
@@ -178,7 +194,7 @@ class LocalKernels(NamedTuple):
     fourth: Floats  # (n, n)
 
 
-def local_kernels(hubs: Floats, others: Floats) -> LocalKernels:
+def local_kernels(hubs: Floats, others: Floats, *, upper: bool = False) -> LocalKernels:
     r"""Kernels of random polynomials of the hubs (n, k) and one of the others (n, d - k).
 
     Let :math:`H_m` be the sum of ``he_a(x) he_a(y)`` over all orthonormal Hermite polynomials of
@@ -186,7 +202,7 @@ def local_kernels(hubs: Floats, others: Floats) -> LocalKernels:
     coordinate. A Hermite polynomial of several coordinates is a product of those of its parts. So
     all polynomials of degree m of the hubs and one other have the kernel
     :math:`H_m + H_{m-1} S_1 + \dots + H_1 S_{m-1} + S_m`, entry by entry. All have the same
-    variance.
+    variance. ``upper`` is as for `quadratic_kernel`.
 
     Examples
     --------
@@ -198,14 +214,14 @@ def local_kernels(hubs: Floats, others: Floats) -> LocalKernels:
     True
     """
     n, k, n_others = len(hubs), hubs.shape[1], others.shape[1]
-    third, fourth = np.empty((n, n)), np.empty((n, n))
-    scaled = _polynomials(others)
+    third, fourth = square(n), square(n)
+    scaled = _polynomials(others)[1:]
     # By blocks of rows, as ten sums are needed at a time.
-    for part in np.array_split(np.arange(n), max(1, n // _ROWS)):
-        rows = slice(part[0], part[-1] + 1)
-        H, S = _hub_sums(hubs[rows], hubs), [x[rows] @ x.T for x in scaled]
-        third[rows] = (H[3] + H[2] * S[1] + H[1] * S[2] + S[3]) / _n_local(k, n_others, 3)
-        fourth[rows] = (H[4] + H[3] * S[1] + H[2] * S[2] + H[1] * S[3] + S[4]) / _n_local(k, n_others, 4)
+    for rows, columns in _blocks(n, upper=upper):
+        _, H1, H2, H3, H4 = _hub_sums(hubs[rows], hubs[columns])
+        S1, S2, S3, S4 = (x[rows] @ x[columns].T for x in scaled)
+        third[rows, columns] = (H3 + H2 * S1 + H1 * S2 + S3) / _n_local(k, n_others, 3)
+        fourth[rows, columns] = (H4 + H3 * S1 + H2 * S2 + H1 * S3 + S4) / _n_local(k, n_others, 4)
     return LocalKernels(third, fourth)
 
 
@@ -245,8 +261,8 @@ class StructuredCovariance:
     @classmethod
     def of(cls, z: Floats, frame: Frame, structure: Structure) -> StructuredCovariance:
         """The covariance of points z (n, d)."""
-        quadratic = quadratic_kernel(z @ frame.A.T, structure, frame.rho)
-        local = local_kernels(*frame.conditional(z, structure.hubs))
+        quadratic = quadratic_kernel(z @ frame.A.T, structure, frame.rho, upper=True)
+        local = local_kernels(*frame.conditional(z, structure.hubs), upper=True)
         return cls(Covariance(z), quadratic, local, structure)
 
     def write(self, quadratic: float, omega: float, out: Floats) -> None:
@@ -255,8 +271,7 @@ class StructuredCovariance:
         structured = np.array([shares.cubic, shares.quartic])
         self.plain.write_sum(np.array([quadratic * shares.dense, *((1 - structured) * tail)]), out)
         cubic, quartic = structured * tail
-        for part in np.array_split(np.arange(len(out)), max(1, len(out) // _ROWS)):
-            tile = slice(part[0], part[-1] + 1), slice(part[0], None)
+        for tile in _blocks(len(out), upper=True):
             out[tile] += quadratic * self.quadratic[tile]
             out[tile] += cubic * self.local.third[tile]
             out[tile] += quartic * self.local.fourth[tile]
