@@ -336,6 +336,8 @@ class NoiseCheck:
     """
 
     repeated: int = 4  # points that are evaluated twice: two mirror pairs
+    # Of these, least with a likelihood. Where there is none, values are equal, whatever the noise.
+    fewest: int = 2
     draws: int = 20  # effective draws for each repeated point near q, once that is more
     steepest: float = 3.0  # largest power of the law of the noise (`qbvi.regression.noise`) ...
     power_step: float = 0.25  # ... the step of a search over powers ...
