@@ -202,9 +202,11 @@ class Regression(RegressionMethod):
             return None
         n = len(y) - self._n_repeated(family, state)
         found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
+        # In a start so narrow, terms of degree three are about so large beside those of degree two.
+        cubic = self.initial_scale * float(np.ptp(y[:n:2] + y[1:n:2])) / 2
         # Without any slope, the start is at the centre of a symmetric function: nothing is wrong.
         least = self.rules.width.rounding * (1 + float(np.max(np.abs(y[:n]))))
-        is_flat = self.rules.width.is_flat(np.abs(found), np.isinf(self.reach)) & (np.abs(found) > least)
+        is_flat = self.rules.width.is_flat(np.abs(found), np.isinf(self.reach), cubic) & (np.abs(found) > least)
         if not is_flat.any():
             return None
         unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale
