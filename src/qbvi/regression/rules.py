@@ -767,6 +767,7 @@ class ShrinkRule:
     smallest: float = 0.03
     largest: float = 0.5
     rounds: int = 10  # of steps
+    rounding: float = 1e-13  # of a value, relative to it: changes must be larger
 
 
 @dataclass(frozen=True)
