@@ -407,6 +407,23 @@ def test_a_lost_round_goes_back_to_what_draws_confirmed(is_confirmed):
     assert np.allclose(shape, other) == is_confirmed
 
 
+def test_lost_rounds_send_the_search_further_along_its_path():
+    """The Gaussian that rounds began with was too poor. They began anew with it, for as long as the budget lasted."""
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)._replace(best=None)
+    n_path = len(state.search.home.store.y)
+    for n_lost in range(1, method.rules.rounds.lost_rounds + 1):
+        assert state.current is not None
+        theta = state.current.draws[: 2 * len(state.current.exploring.points)]
+        y = -0.5 * np.sum(theta**2, axis=1) - np.linspace(0, 50, len(theta))
+        state, _ = method._round(family, state._replace(best=None), theta, y)
+        assert state.n_lost == n_lost % method.rules.rounds.lost_rounds
+    assert state.current is None
+    assert not state.search.is_over
+    assert not state.search.modes
+    assert len(state.search.path.store.y) == n_path
+
+
 def test_a_surrogate_with_less_mass_than_a_mode_is_lost():
     """Draws that all miss the posterior by the same nats seem to miss nothing."""
     method, family = qbvi.Free(), Gaussian(2)

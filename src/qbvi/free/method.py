@@ -126,6 +126,7 @@ class FreeState(NamedTuple):
     best: Confirmed | None = None
     n_tried: int = 0  # points when a structure was last searched for in vain
     n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
+    n_lost: int = 0  # consecutive rounds whose surrogate was not believed
 
 
 @dataclass(frozen=True)
@@ -505,6 +506,7 @@ class Free(Algorithm):
         bound, se = shown.bound, math.hypot(shown.bound_se, check.log_z_error)
         state = self._compared(state, Confirmed(current, check, bound, se))
         is_lost = self._is_void(state, check) or self._is_lost(state, shown)
+        state = state._replace(n_lost=state.n_lost + 1 if is_lost else 0)
         state = self._continued(family, state, (theta, y), is_lost=is_lost)
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
@@ -565,15 +567,19 @@ class Free(Algorithm):
     def _recovered(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> FreeState:
         """Go back to the kernel and the coordinates that draws confirmed; if none are, begin anew.
 
-        The search begins anew if the points of this round (n, d) refute its modes, else the rounds.
+        The search begins anew if the points of this round (n, d) refute its modes. It goes on where
+        its path ended if several rounds were lost, and else the rounds begin anew.
         """
         best, n = state.best, len(state.y)
         if best is not None and Shown.by((best.check,)).missing < self.rules.rounds.lost:
             confirmed = best.current._replace(n_searched=n, n_warped=n)
             return self._renewed(family, state._replace(current=confirmed), confirmed.base)
         resumed = self._search.resumed(family, state.search, theta, y)
+        if resumed is None and state.n_lost >= self.rules.rounds.lost_rounds:
+            resumed = self._search.further(state.search)
         if resumed is not None:
-            return state._replace(search=resumed, q=np.asarray(resumed.path.q), current=None, checks=(), best=None)
+            q = np.asarray(resumed.path.q)
+            return state._replace(search=resumed, q=q, current=None, checks=(), best=None, n_lost=0)
         return self._renewed(family, state, self._search.base(state.search), anew=True)
 
     def _gap(self, state: FreeState) -> float:

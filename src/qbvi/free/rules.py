@@ -154,6 +154,9 @@ class Rounds:
     confirming: int = 64
     errors: float = 2.0
     lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
+    # Consecutive rounds of this kind, without a better one before, after which the Gaussian of the
+    # search counts as too poor to begin with: the search goes on where it ended.
+    lost_rounds: int = 2
     far_below: float = 30.0  # nats below the mass of a mode from which a surrogate claims next to none
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     # Standard deviation of the function's noise from which the prior is not surveyed: valleys of a
