@@ -358,6 +358,7 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Any:
             "caution": Caution(**spec["caution"]),
             "integration": Integration(**spec["integration"]),
             "cells": _cells(spec.get("cells", [])),
+            "jumping": tuple(int(column) for column in spec.get("jumping", [])),
         }
         return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
     if spec["kind"] == "Mixture":

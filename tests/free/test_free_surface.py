@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from qbvi.free.base import Base
 from qbvi.free.rules import Caution, ShapeSearch
-from qbvi.free.surface import Points, Squash, Surface
+from qbvi.free.surface import Coordinates, Points, Squash, Surface
 
 
 def no_points(d):
@@ -240,3 +240,33 @@ def test_no_more_is_claimed_than_is_possible():
     assert np.all(seen.low <= seen.high)
     mass = np.exp(seen.low - np.max(seen.low))
     assert np.sum(mass[np.abs(u[:, 0] - 2) > 25]) < 0.01 * np.sum(mass)
+
+
+# --- jumps
+
+
+def test_a_surrogate_that_may_jump_along_a_coordinate_predicts_steps_better(rng):
+    """One coordinate has a step of a nat every third of a standard deviation, the other is smooth."""
+    theta = rng.normal(size=(200, 2))
+    y = -0.5 * np.sum(theta**2, axis=1) + np.sin(5 * np.floor(3 * theta[:, 0])) + np.sin(theta[:, 1])
+    points, base = Points(theta, y, np.zeros(200), no_points(2)), Base.one(np.zeros(2), np.eye(2))
+    smooth, first, second, both = (
+        Surface.searched(points, base, None, Caution(), ShapeSearch(), Coordinates(jumping=columns))
+        for columns in ((), (0,), (1,), (0, 1))
+    )
+    assert min(smooth, first, second, both, key=lambda surface: surface.process.misfit) is first
+    assert first.unexplained < smooth.unexplained / 2
+    assert first.jumping == (0,)
+    assert_allclose(first(theta[:5]).low, y[:5], atol=0.1)
+
+
+@pytest.mark.parametrize("columns", [(0,), (2,), (0, 1, 2)])
+def test_coordinates_along_which_it_jumps_are_not_mixed(columns, rng):
+    """A jump stays at one value of its coordinate in the frame of the kernel, whatever the correlations."""
+    theta = rng.multivariate_normal(np.zeros(3), 0.3 * np.eye(3) + 0.7, size=60)
+    points = Points(theta, -np.sum(theta**2, axis=1), np.zeros(60), no_points(3))
+    base = Base.one(np.zeros(3), np.cov(theta.T))
+    surface = Surface.searched(points, base, None, Caution(), ShapeSearch(), Coordinates(jumping=columns))
+    z = surface.whitened(theta)
+    for i in columns:
+        assert abs(np.corrcoef(z[:, i], theta[:, i])[0, 1]) > 1 - 1e-9

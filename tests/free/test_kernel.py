@@ -45,7 +45,7 @@ def test_many_points_give_the_formula_too(d, length, rng):
 
 
 def test_many_points_with_whole_numbers_give_the_sum_over_few_at_a_time(rng):
-    kernel = Kernel(length=2.0, one=0.3, two=0.3, wholes=(1,), rough=0.4, reach=2.0)
+    kernel = Kernel(length=2.0, one=0.3, two=0.3, roughened=(1,), rough=0.4, reach=2.0)
     a, b = rng.normal(size=(10, 3)), rng.normal(size=(200, 3))
     a[:, 1], b[:, 1] = np.round(a[:, 1]), np.round(b[:, 1])
     few = np.concatenate([kernel(a, b[i : i + 50]) for i in range(0, 200, 50)], axis=1)

@@ -280,6 +280,46 @@ def test_the_tolerance_must_be_positive():
         qbvi.Free(tol=0.0)
 
 
+@pytest.fixture(scope="module")
+def jump():
+    """The time of a change of a mean, on a continuous scale: a step function of it, with its exact evidence."""
+    t, rng = np.arange(60.0), np.random.default_rng(5)
+    y = np.where(t < 31.5, 1.0, 0.0) + rng.normal(0, 0.8, 60)
+
+    def log_likelihood(p):
+        r = y - p["rise"] * (t < p["time"])
+        return -0.5 * r @ r / 0.64
+
+    # Given the time, the rise is N(0, 1) with a known likelihood; the time is anywhere between two observations.
+    k = np.arange(1, 60)
+    precision, total = 1 + k / 0.64, np.cumsum(y)[:-1] / 0.64
+    given_time = 0.5 * total**2 / precision - 0.5 * np.log(precision) - 0.5 * y @ y / 0.64
+    w = np.exp(given_time - given_time.max())
+    evidence = given_time.max() + math.log(w.mean())
+    mean = w @ (k - 0.5) / w.sum()
+    sd = math.sqrt(w @ (k - 0.5 - mean) ** 2 / w.sum() + 1 / 12)
+    prior = {"rise": qbvi.Normal(0, 1), "time": qbvi.Uniform(0, 59)}
+    return qbvi.fit(log_likelihood, prior, seed=1, max_evals=600), evidence, mean, sd
+
+
+def test_the_time_of_a_change_settles(jump):
+    """The log joint jumps at each observation: a smooth surrogate did not settle within 2,000 evaluations."""
+    fit, evidence, mean, sd = jump
+    assert fit.converged
+    assert fit.family.jumping == (1,)
+    assert abs(fit.evidence - evidence) < 0.15
+    assert abs(fit.mean["time"] - mean) < 0.15 * sd
+    assert fit.sd["time"] == pytest.approx(sd, rel=0.15)
+
+
+def test_a_posterior_with_jumps_is_loaded_to_the_same_bits(jump, tmp_path):
+    fit = jump[0]
+    fit.save(tmp_path / "fit.qbvi")
+    again = qbvi.load(tmp_path / "fit.qbvi")
+    assert again.family == fit.family
+    assert_array_equal(again.draw_unconstrained(5, seed=1), fit.draw_unconstrained(5, seed=1))
+
+
 def test_rounds_of_different_surrogates_give_one_evidence():
     """log Z differs between rounds: each round's ratios belong to its own."""
     method, family = qbvi.Free(), Gaussian(2)
@@ -365,6 +405,23 @@ def test_a_lost_round_goes_back_to_what_draws_confirmed(is_confirmed):
     after, _ = method._round(family, state, theta, y)
     shape = after.current.density.unpack(after.current.member).shape
     assert np.allclose(shape, other) == is_confirmed
+
+
+def test_lost_rounds_send_the_search_further_along_its_path():
+    """The Gaussian that rounds began with was too poor. They began anew with it, for as long as the budget lasted."""
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)._replace(best=None)
+    n_path = len(state.search.home.store.y)
+    for n_lost in range(1, method.rules.rounds.lost_rounds + 1):
+        assert state.current is not None
+        theta = state.current.draws[: 2 * len(state.current.exploring.points)]
+        y = -0.5 * np.sum(theta**2, axis=1) - np.linspace(0, 50, len(theta))
+        state, _ = method._round(family, state._replace(best=None), theta, y)
+        assert state.n_lost == n_lost % method.rules.rounds.lost_rounds
+    assert state.current is None
+    assert not state.search.is_over
+    assert not state.search.modes
+    assert len(state.search.path.store.y) == n_path
 
 
 def test_a_surrogate_with_less_mass_than_a_mode_is_lost():

@@ -105,6 +105,21 @@ def test_noise_that_falls_by_a_hundred_on_the_way_is_followed(returns, options):
         assert fit.n_evals < 200 * (2 + 2)
 
 
+def test_noise_is_measured_where_there_is_a_likelihood():
+    """At the start it is zero, and zero is the same each time. The fit took the function for one without noise."""
+    rng, wall = np.random.default_rng(1), 0.5
+
+    def noisy(x):
+        return -2 * np.sum((x - 3) ** 2) + rng.standard_normal() if np.min(x) > wall else -np.inf
+
+    fit = qbvi.fit(noisy, qbvi.Normal(0, 3, shape=2), seed=1)
+    exact = np.log(1 / 37) - 2 * 9 / (2 * 9.25)  # the wall is five standard deviations from the mode
+    assert any("noisy" in note for note in fit.notes)
+    assert fit.converged
+    assert fit.n_evals < 200 * (2 + 2)
+    assert abs(fit.evidence - exact) < 4 * fit.evidence_se
+
+
 def test_a_function_without_noise_is_evaluated_twice_at_four_points_only():
     fit = qbvi.fit(lambda x: -np.sum(x**4), qbvi.Normal(0, 1, shape=2), family="full", seed=1)
     assert fit.n_evals - len(np.unique(fit.evaluations.unconstrained, axis=0)) == RULE.repeated

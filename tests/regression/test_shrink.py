@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 from scipy.special import gammaln
 
 import qbvi
+from qbvi.regression.gaussian import _is_steep_on_both_sides
 from qbvi.regression.rules import ShrinkRule
 from qbvi.regression.shrink import Shrink
 
@@ -120,3 +121,46 @@ def test_one_gaussian_settles_there_too():
     best, curvature = mode(x, y, np.array([5.0, 1.0, 1.0]))
     assert fit.converged
     assert np.all(np.abs(np.array([fit.mean[name] for name in prior]) - best) < 0.25 * curvature)
+
+
+def test_a_start_that_is_too_wide_in_some_columns_is_narrowed():
+    """A regression on dollars, years, shares and areas under wide normal priors; its evidence is by quadrature."""
+    rng, n = np.random.default_rng(61), 80
+    columns = rng.lognormal(10.8, 0.5, n), rng.integers(18, 80, n), rng.uniform(1950, 2020, n), rng.random(n)
+    x = np.column_stack([np.ones(n), *columns, rng.uniform(500, 4000, n), rng.standard_normal(n)])
+    y = x @ [-2e5, 1.2, -300, 100, 4e4, 60, 2e3] + rng.normal(0, 2e4, n)
+
+    def log_likelihood(p):
+        r = (y - x @ p["beta"]) / p["sigma"]
+        return -0.5 * r @ r - n * np.log(p["sigma"])
+
+    def given(log_sigma):
+        precision = x.T @ x * np.exp(-2 * log_sigma) + np.eye(7) / 1e12
+        mean = np.linalg.solve(precision, x.T @ y) * np.exp(-2 * log_sigma)
+        square = y @ y * np.exp(-2 * log_sigma) - mean @ precision @ mean
+        log_det = np.linalg.slogdet(precision)[1] + 14 * np.log(1e6)
+        log_prior = np.log(2 / (np.pi * 1e5)) - np.log1p((np.exp(log_sigma) / 1e5) ** 2) + log_sigma
+        return -0.5 * (square + log_det) - n * log_sigma + log_prior
+
+    grid = np.linspace(9, 11, 401)
+    log_p = np.array([given(one) for one in grid])
+    exact = float(np.logaddexp.reduce(log_p) + np.log(grid[1] - grid[0]))
+    prior = {"beta": qbvi.Normal(0, 1e6, shape=7), "sigma": qbvi.HalfCauchy(1e5)}
+    fit = qbvi.fit(log_likelihood, prior, family="full", seed=1, max_evals=900, progress=False)
+    assert fit.converged
+    assert exact - 0.1 < fit.elbo < exact + 0.02
+
+
+def test_where_changes_of_a_few_nats_are_rounding_nothing_is_narrowed():
+    shrink, asked = searched(lambda u: -1e22 - u[:, 0], np.zeros(1), np.ones(1))
+    assert not shrink.is_found
+    assert len(asked) == 1
+
+
+def test_a_start_that_is_far_away_is_not_too_wide():
+    """It sees a slope on both sides of its mean, however steep; a wide one sees a fall."""
+    z = np.array([[1.0], [-1.0], [2.0], [-2.0]])
+    far, wide = (-0.5 * (1e3 * z[:, 0] - shift) ** 2 for shift in (1e7, 10.0))
+    assert not _is_steep_on_both_sides(far, 1e4)
+    assert _is_steep_on_both_sides(wide, 1e4)
+    assert not _is_steep_on_both_sides(np.where(np.arange(4) == 1, -np.inf, wide), 1e4)

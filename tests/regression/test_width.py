@@ -44,12 +44,39 @@ def test_small_slopes_count_as_flat_if_they_are_common():
     """Cubic terms of steep coordinates hide slopes of a millionth; of many slopes some are small by chance."""
     is_flat_prior = np.array([False, True, True, True, True])
     raw = np.array([50.0, 2e-3, 8e-3, 1e-2, 9.0])
-    np.testing.assert_array_equal(RULE.is_flat(raw, is_flat_prior), [False, True, True, True, False])
+    np.testing.assert_array_equal(RULE.is_flat(raw, is_flat_prior, 0.0), [False, True, True, True, False])
     by_chance = np.array([50.0, 2e-3, 0.8, 1.3, 9.0])
-    assert not RULE.is_flat(by_chance, is_flat_prior).any()
+    assert not RULE.is_flat(by_chance, is_flat_prior, 0.0).any()
     np.testing.assert_array_equal(
-        RULE.is_flat(by_chance * [1, 1e-2, 1, 1, 1], is_flat_prior), [False, True, *[False] * 3]
+        RULE.is_flat(by_chance * [1, 1e-2, 1, 1, 1], is_flat_prior, 0.0), [False, True, *[False] * 3]
     )
+
+
+def test_slopes_within_the_cubic_terms_count_as_flat():
+    """A slope is known no better than terms of degree three allow; one above them is one."""
+    slopes, is_flat_prior = np.array([80.0, 0.2, 0.5, 0.4, 30.0]), np.array([False, True, True, True, True])
+    assert not RULE.is_flat(slopes, is_flat_prior, 0.1).any()
+    np.testing.assert_array_equal(RULE.is_flat(slopes, is_flat_prior, 1.6), [False, True, True, True, False])
+
+
+def test_effects_beside_a_slope_in_raw_units_are_widened():
+    """The slope of a column of twenty under a wide prior: its square times a log scale hides those of the effects."""
+    rng = np.random.default_rng(54)
+    group, x = np.repeat(np.arange(10), 5), rng.uniform(0, 20, 50)
+    y = rng.normal(900, 300, 10)[group] + 40 * x + rng.normal(0, 250, 50)
+
+    def log_likelihood(p):
+        z = (y - p["a"][group] - p["b"] * x) / p["s"]
+        effects = (p["a"] - p["mu"]) / p["tau"]
+        return -0.5 * (z @ z + effects @ effects) - 50 * np.log(p["s"]) - 10 * np.log(p["tau"])
+
+    wide, scale = qbvi.Normal(0, 1e4), qbvi.HalfCauchy(1000.0)
+    prior = {"mu": wide, "tau": scale, "a": qbvi.Flat(10), "b": wide, "s": scale}
+    for seed in (1, 2, 3):
+        fit = qbvi.fit(log_likelihood, prior, family="full", seed=seed, max_evals=100, progress=False)
+        u = fit.evaluations.unconstrained[:60]
+        # All effects are moved together, further each time: a start of a hundredth moves them by less than one.
+        assert np.abs(u[:, 2:12]).min(axis=1).max() >= 10
 
 
 def test_each_coordinate_is_widened_up_to_its_own_end():

@@ -57,6 +57,8 @@ class FreeDensity(Density):
         The rules by which the surrogate becomes a density, and by which draws are made.
     cells
         The coordinates that stand for whole numbers.
+    jumping
+        The coordinates along which the log joint may jump.
     """
 
     dim: int
@@ -69,13 +71,21 @@ class FreeDensity(Density):
     caution: Caution = field(default_factory=Caution)
     integration: Integration = field(default_factory=Integration)
     cells: Cells = field(default_factory=Cells)
+    jumping: tuple[int, ...] = ()
 
     @classmethod
-    def holding(cls, member: Member, caution: Caution, integration: Integration, cells: Cells = NONE) -> FreeDensity:
+    def holding(
+        cls,
+        member: Member,
+        caution: Caution,
+        integration: Integration,
+        cells: Cells = NONE,
+        jumping: tuple[int, ...] = (),
+    ) -> FreeDensity:
         """The family of densities with as many points as this member."""
         n, d = member.points.theta.shape
         sizes = n, len(member.points.forbidden), len(member.base.weights), len(member.proposal.centres)
-        return cls(d, *sizes, len(member.warp.given), len(member.warp.linear), caution, integration, cells)
+        return cls(d, *sizes, len(member.warp.given), len(member.warp.linear), caution, integration, cells, jumping)
 
     @property
     def n_stored(self) -> int:
@@ -130,12 +140,12 @@ class FreeDensity(Density):
         proposal = (self.n_centres, d), (d,), (d, d), (d, d), one
         g, f, m = self.n_given, self.n_functions, d - self.n_given
         warp = (g,), (g,), (d,), (d,), (g,), (g,), (f, m), (f, m, m), one
-        return (*points, *base, (6 if self.cells else 4,), *proposal, *warp, one, (d,), (d, d))
+        return (*points, *base, (6 if self.cells or self.jumping else 4,), *proposal, *warp, one, (d,), (d, d))
 
 
 @lru_cache(maxsize=4)
 def _surface(density: FreeDensity, q: bytes) -> Surface:
     """The surrogate of a member, kept because its factorisation costs the cube of its points."""
     member = density.unpack(np.frombuffer(q))
-    coordinates = Coordinates(density.cells, member.warp)
+    coordinates = Coordinates(density.cells, member.warp, density.jumping)
     return Surface(member.points, member.base, member.shape, density.caution, coordinates)

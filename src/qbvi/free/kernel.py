@@ -36,9 +36,10 @@ class Kernel(NamedTuple):
     - the mean of all :math:`k_i k_j`: functions of two coordinates, added up,
     - :math:`\exp(-|x - y|^2 / 2 l^2)`: functions of all coordinates.
 
-    For a coordinate that stands for a whole number, :math:`\exp(-r^2 / 2)` of the difference r in
-    lengths is mixed with :math:`\exp(-|r| / c)`. The latter is the kernel of rough functions, such
-    as the log-likelihood of a change after each of many years, which is a sum of noisy terms.
+    For a coordinate that stands for a whole number, or along which the log joint jumps,
+    :math:`\exp(-r^2 / 2)` of the difference r in lengths is mixed with :math:`\exp(-|r| / c)`. The
+    latter is the kernel of rough functions, such as the log-likelihood of a change after each of
+    many years, which is a sum of noisy terms.
 
     A log density is often nearly a sum of functions of few coordinates, and such functions take far
     fewer points to learn. Far away from all points the kernel is zero. Polynomials would grow there
@@ -55,8 +56,8 @@ class Kernel(NamedTuple):
     length: float
     one: float  # share of the functions of one coordinate
     two: float  # share of the functions of two coordinates
-    wholes: tuple[int, ...] = ()  # coordinates that stand for whole numbers
-    rough: float = 0.0  # share of rough functions of a whole number
+    roughened: tuple[int, ...] = ()  # coordinates of which the function may be rough
+    rough: float = 0.0  # share of rough functions of these
     reach: float = 1.0  # length of these functions, relative to that of others
 
     def __call__(self, a: Floats, b: Floats) -> Floats:
@@ -68,7 +69,7 @@ class Kernel(NamedTuple):
         d = b.shape[1]
         if d == 1:
             return lambda a: self._joint(a, b)
-        smooth = [i for i in range(d) if i not in self.wholes]
+        smooth = [i for i in range(d) if i not in self.roughened]
         length = self.length / math.sqrt(d)
         if d == 2:  # two coordinates are all coordinates
             one = _kernels_of_one(b[:, smooth], length)
@@ -79,11 +80,11 @@ class Kernel(NamedTuple):
     def _added(self, a: Floats, b: Floats, one: Floats, squares: Floats | None) -> Floats:
         """The sum of all parts, given those of the smooth coordinates; overwrites them."""
         d, length = a.shape[1], self.length / math.sqrt(a.shape[1])
-        for i in self.wholes:
-            whole = self._of_whole(a[:, i] / length, b[:, i] / length)
-            one += whole
+        for i in self.roughened:
+            one_rough = self._of_rough(a[:, i] / length, b[:, i] / length)
+            one += one_rough
             if squares is not None:
-                squares += whole * whole
+                squares += one_rough * one_rough
         total = self._joint(a, b)
         total *= 1 - self.one - (0.0 if squares is None else self.two)
         if squares is not None:
@@ -96,18 +97,18 @@ class Kernel(NamedTuple):
 
     def _joint(self, a: Floats, b: Floats) -> Floats:
         """The kernel of all coordinates: (n, m)."""
-        smooth = [i for i in range(a.shape[1]) if i not in self.wholes]
+        smooth = [i for i in range(a.shape[1]) if i not in self.roughened]
         joint = squared_distances(a[:, smooth], b[:, smooth])
         joint *= -0.5 / self.length**2
         np.exp(joint, out=joint)
-        for i in self.wholes:
-            joint *= self._of_whole(a[:, i] / self.length, b[:, i] / self.length)
+        for i in self.roughened:
+            joint *= self._of_rough(a[:, i] / self.length, b[:, i] / self.length)
         return joint
 
-    def _of_whole(self, x: Floats, y: Floats) -> Floats:
-        """The kernel of a whole number between x (n,) and y (m,) in lengths: (n, m).
+    def _of_rough(self, x: Floats, y: Floats) -> Floats:
+        """The kernel of such a coordinate between x (n,) and y (m,) in lengths: (n, m).
 
-        Few values are different, so it is computed once for each pair of them.
+        Few values of a whole number are different, so it is computed once for each pair of them.
         """
         (x, of_x), (y, of_y) = (np.unique(values, return_inverse=True) for values in (x, y))
         r = np.subtract.outer(x, y)

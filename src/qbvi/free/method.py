@@ -126,6 +126,7 @@ class FreeState(NamedTuple):
     best: Confirmed | None = None
     n_tried: int = 0  # points when a structure was last searched for in vain
     n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
+    n_lost: int = 0  # consecutive rounds whose surrogate was not believed
 
 
 @dataclass(frozen=True)
@@ -509,6 +510,7 @@ class Free(Algorithm):
         bound, se = shown.bound, math.hypot(shown.bound_se, check.log_z_error)
         state = self._compared(state, Confirmed(current, check, bound, se))
         is_lost = self._is_void(state, check) or self._is_lost(state, shown)
+        state = state._replace(n_lost=state.n_lost + 1 if is_lost else 0)
         state = self._continued(family, state, (theta, y), is_lost=is_lost)
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
@@ -569,15 +571,19 @@ class Free(Algorithm):
     def _recovered(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> FreeState:
         """Go back to the kernel and the coordinates that draws confirmed; if none are, begin anew.
 
-        The search begins anew if the points of this round (n, d) refute its modes, else the rounds.
+        The search begins anew if the points of this round (n, d) refute its modes. It goes on where
+        its path ended if several rounds were lost, and else the rounds begin anew.
         """
         best, n = state.best, len(state.y)
         if best is not None and Shown.by((best.check,)).missing < self.rules.rounds.lost:
             confirmed = best.current._replace(n_searched=n, n_warped=n)
             return self._renewed(family, state._replace(current=confirmed), confirmed.base)
         resumed = self._search.resumed(family, state.search, theta, y)
+        if resumed is None and state.n_lost >= self.rules.rounds.lost_rounds:
+            resumed = self._search.further(state.search)
         if resumed is not None:
-            return state._replace(search=resumed, q=np.asarray(resumed.path.q), current=None, checks=(), best=None)
+            q = np.asarray(resumed.path.q)
+            return state._replace(search=resumed, q=q, current=None, checks=(), best=None, n_lost=0)
         return self._renewed(family, state, self._search.base(state.search), anew=True)
 
     def _gap(self, state: FreeState) -> float:
@@ -657,7 +663,7 @@ class Free(Algorithm):
         if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
             mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
         member = Member(surface.points, base, surface.shape, pool.proposal, warp, pool.log_z, mean, cov)
-        density = FreeDensity.holding(member, rules.caution, rules.integration, self.cells)
+        density = FreeDensity.holding(member, rules.caution, rules.integration, self.cells, surface.jumping)
         q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
         rng = np.random.default_rng(len(state.y))
         current = Current(
@@ -722,9 +728,10 @@ class Free(Algorithm):
         """
         rules, before, n = self.rules, state.current, len(state.y)
         if before is not None and held is not None and n < rules.search.again * before.n_searched:
-            surface = Surface(points, base, held.shape, rules.caution, Coordinates(self.cells, held.warp))
+            coordinates = Coordinates(self.cells, held.warp, before.density.jumping)
+            surface = Surface(points, base, held.shape, rules.caution, coordinates)
             return surface, before.n_searched, before.n_warped
-        shape = None if held is None else held.shape
+        shape = None if held is None else held.shape if self.cells else held.shape[:4]
         straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
         structures = {() if held is None else held.warp.structure}
         is_due = before is None or (held is not None and n >= rules.warp.again * before.n_warped)
@@ -737,8 +744,28 @@ class Free(Algorithm):
             warped = Surface.searched(
                 points, Base.standard(len(straight.mean)), shape, rules.caution, rules.search, Coordinates(warp=warp)
             )
-            best = min(best, warped, key=lambda surface: surface.process.misfit)
+            best = min(best, warped, key=_misfit)
+        best = self._with_jumps(state, best, straight)
         return best, n, n if is_due or before is None else before.n_warped
+
+    def _with_jumps(self, state: FreeState, smooth: Surface, base: Base) -> Surface:
+        """A surrogate of the same points that may jump along coordinates, if it predicts better.
+
+        It may along one of them, such as the time of a change, or along all.
+        """
+        rules, d = self.rules, len(base.mean)
+        known = () if state.current is None else state.current.density.jumping
+        is_known_well = smooth.n_near < rules.search.known * (d + 1) or smooth.unexplained < 2 * self.tol
+        if self.cells or state.search.path.noise or (is_known_well and not known):
+            return smooth
+        start, points = rules.search.start(d, is_rough=True), smooth.points
+        start[: len(smooth.shape)] = smooth.shape
+        tried = [(*range(d),), *((i,) for i in range(d))]
+        along = [Coordinates(jumping=columns) for columns in dict.fromkeys(tried)]
+        best = min((Surface(points, base, start, rules.caution, one) for one in along), key=_misfit)
+        found = Coordinates(jumping=best.jumping)
+        jumping = Surface.searched(points, base, start, rules.caution, rules.search, found)
+        return min(smooth, jumping, key=_misfit)
 
     def _given(self, points: Points, base: Base) -> Given:
         """Coordinates given which the others seem Gaussian; none with too few points."""
@@ -845,6 +872,11 @@ def _names_of_changes(symmetries: Sequence[Symmetry]) -> Iterator[str]:
         yield f"the posterior is the same if {kept}: its modes are copies, {cure}"
     if others := "; ".join(symmetry.name for symmetry in symmetries if not symmetry.keeps_prior):
         yield f"the likelihood is the same if {others}: only the prior tells such modes apart"
+
+
+def _misfit(surface: Surface) -> float:
+    """Minus twice the log density with which each point is predicted from all others."""
+    return surface.process.misfit
 
 
 def _in_coordinates(theta: Floats, y: Floats, held: Member | None) -> Floats:

@@ -42,7 +42,7 @@ class Observations(NamedTuple):
     z: Floats  # (n, d)
     t: Floats  # (n,)
     noise: Floats  # (n,) variances
-    wholes: tuple[int, ...] = ()  # coordinates that stand for whole numbers
+    rough: tuple[int, ...] = ()  # coordinates of which the function may be rough
 
 
 class LeftOut(NamedTuple):
@@ -88,8 +88,9 @@ class Process:
     data
         The residuals.
     shape
-        Log length, log noise, and the log ratios of the kernel's parts: (4,). If there are whole
-        numbers, log odds and log length of rough functions of them too: (6,).
+        Log length, log noise, and the log ratios of the kernel's parts: (4,). If there are
+        coordinates of which the function may be rough, log odds and log length of such functions
+        too: (6,).
     variance
         A guess of the variance of the function, to which the noise is compared.
 
@@ -105,7 +106,7 @@ class Process:
 
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
         self._data, self._jitter, n = data, math.exp(shape[1]), len(data.t)
-        self.kernel = _kernel(shape, data.wholes)
+        self.kernel = _kernel(shape, data.rough)
         self._with_data = self.kernel.against(data.z)
         K = self._with_data(data.z)
         K[np.diag_indices(n)] += self._jitter
@@ -152,19 +153,19 @@ def search(data: Observations, start: Floats, rules: ShapeSearch) -> Floats:
 
     A pattern search from ``start`` and from the prior medians.
     """
-    d, wholes = data.z.shape[1], bool(data.wholes)
-    low, high = rules.bounds(d, wholes)
+    d, is_rough = data.z.shape[1], bool(data.rough)
+    low, high = rules.bounds(d, is_rough)
     guess = [max(float(np.var(data.t)), _FLAT)]
 
     def badness(x: Floats) -> float:
         process = Process(data, x, guess[0])
         guess[0] = process.variance
-        return process.misfit + rules.penalty(x, d, wholes)
+        return process.misfit + rules.penalty(x, d, is_rough)
 
-    starts = [np.clip(start, low, high), rules.start(d, wholes)]
+    starts = [np.clip(start, low, high), rules.start(d, is_rough)]
     values = [badness(x) for x in starts]
     x, best = starts[int(np.argmin(values))], min(values)
-    stride, left = np.array(rules.strides), rules.tries + wholes * rules.more_tries
+    stride, left = np.array(rules.strides), rules.tries + is_rough * rules.more_tries
     # In one or two dimensions the kernel has fewer parts.
     used = [*range({1: 2, 2: 3}.get(d, 4)), *range(4, len(x))]
     while left > 0 and stride[0] > rules.finest:
@@ -204,10 +205,10 @@ def _solved_with_noise(K: Floats, t: Floats, noise: Floats, variance: float, ste
     return found, variance
 
 
-def _kernel(shape: Floats, wholes: tuple[int, ...]) -> Kernel:
+def _kernel(shape: Floats, rough: tuple[int, ...]) -> Kernel:
     ratios = np.exp([shape[2], shape[3], 0.0])
     one, two, _ = ratios / ratios.sum()
     parts = float(math.exp(shape[0])), float(one), float(two)
-    if not wholes:
+    if not rough:
         return Kernel(*parts)
-    return Kernel(*parts, wholes, float(scipy.special.expit(shape[4])), float(math.exp(shape[5])))
+    return Kernel(*parts, rough, float(scipy.special.expit(shape[4])), float(math.exp(shape[5])))

@@ -57,34 +57,37 @@ class ShapeSearch:
     share: float = -1.0  # prior mean of the log ratio of each simple part to the joint one
     share_width: float = 2.0
     widest_share: float = 5.0
-    rough: float = 0.0  # prior mean of the log odds of rough functions of a whole number ...
+    rough: float = 0.0  # prior mean of the log odds of rough functions of a coordinate ...
     rough_width: float = 2.0
     reach: float = 0.7  # ... and of their log length, relative to that of smooth ones
     reach_width: float = 1.0
     strides: tuple[float, ...] = (0.5, 2.0, 1.5, 1.5, 1.5, 0.7)
     finest: float = 0.15  # stride of the log length at which the search ends
     tries: int = 12  # after the starts
-    more_tries: int = 8  # if there are whole numbers
+    more_tries: int = 8  # if functions may be rough
+    # The log joint may jump if so many points for each dimension, and one more, are near the
+    # posterior, and are predicted worse than the tolerance: a smooth function is known by then.
+    known: int = 30
     improvement: float = 0.01
     again: float = 1.2  # factor by which the points must have grown before another search
 
-    def start(self, d: int, wholes: bool = False) -> Floats:
-        """Prior medians of the numbers: (4,), or (6,) if there are whole numbers."""
+    def start(self, d: int, is_rough: bool = False) -> Floats:
+        """Prior medians of the numbers: (4,), or (6,) if functions may be rough."""
         start = [np.log(self.length * np.sqrt(d)), np.log(self.noise), self.share, self.share]
-        return np.array([*start, self.rough, self.reach] if wholes else start)
+        return np.array([*start, self.rough, self.reach] if is_rough else start)
 
-    def bounds(self, d: int, wholes: bool = False) -> tuple[Floats, Floats]:
+    def bounds(self, d: int, is_rough: bool = False) -> tuple[Floats, Floats]:
         """Least and largest values of the numbers."""
         low = [np.log(self.shortest), np.log(self.least_noise), -self.widest_share, -self.widest_share]
         high = [np.log(self.longest * np.sqrt(d)), 0.0, self.widest_share, self.widest_share]
-        more = [self.widest_share, 3 * self.reach_width] if wholes else []
+        more = [self.widest_share, 3 * self.reach_width] if is_rough else []
         return np.array([*low, *(-limit for limit in more)]), np.array([*high, *more])
 
-    def penalty(self, x: Floats, d: int, wholes: bool = False) -> float:
+    def penalty(self, x: Floats, d: int, is_rough: bool = False) -> float:
         """Minus twice the log prior density of the numbers."""
         width = [self.length_width, self.noise_width, self.share_width, self.share_width]
-        width += [self.rough_width, self.reach_width] if wholes else []
-        return float(np.sum(((x - self.start(d, wholes)) / np.array(width)) ** 2))
+        width += [self.rough_width, self.reach_width] if is_rough else []
+        return float(np.sum(((x - self.start(d, is_rough)) / np.array(width)) ** 2))
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,9 @@ class Rounds:
     confirming: int = 64
     errors: float = 2.0
     lost: float = 3.0  # nats missing in one round from which its surrogate is not believed
+    # Consecutive rounds of this kind, without a better one before, after which the Gaussian of the
+    # search counts as too poor to begin with: the search goes on where it ended.
+    lost_rounds: int = 2
     far_below: float = 30.0  # nats below the mass of a mode from which a surrogate claims next to none
     gaussian: float = 0.01  # nats that a Gaussian may miss and still be the answer
     # Standard deviation of the function's noise from which the prior is not surveyed: valleys of a

@@ -99,6 +99,7 @@ class SearchState(NamedTuple):
     has_valley: bool = False  # whether the log joint fell on the way from a place to a mode
     is_climbed: bool = False  # whether the lines of the survey lead from the ends of a climb
     bounds: tuple[float, ...] = ()  # lower bounds at the steps of the present path
+    home: RegressionState | None = None  # the path to the first mode, where it ended
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,16 @@ class Search:
         n_further = state.n_further + 1
         return state._replace(path=path, modes=(), is_over=False, n_path=0, n_further=n_further, bounds=())
 
+    def further(self, state: SearchState) -> SearchState | None:
+        """The search that goes on along the path to its only mode; None if there are others.
+
+        The path may have ended early, at a Gaussian that is too poor to begin rounds from.
+        """
+        if state.home is None or sum(not mode.is_copy for mode in state.modes) != 1:
+            return None
+        on = self.unsurveyed(state._replace(path=state.home, modes=(), is_over=False, bounds=()))
+        return on._replace(starts=state.starts[:0], home=None)
+
     def unsurveyed(self, state: SearchState) -> SearchState:
         """The search that goes on without a survey: to a first mode, and no further."""
         is_over = state.is_over or bool(state.modes)
@@ -270,11 +281,13 @@ class Search:
         is_near = self._is_near(state, values) and not self._is_rising(state, float(info.bound))
         is_there = float(info.gap) < self.rules.rounds.begin or is_near
         if is_there and math.isfinite(float(info.bound)):
-            q, top = state.path.q, float(np.max(state.path.store.y))
-            gain = 0.0 if state.path.last_step is None else float(state.path.last_step.gain)
+            path = state.path
+            q, top = path.q, float(np.max(path.store.y))
+            gain = 0.0 if path.last_step is None else float(path.last_step.gain)
             moments = np.asarray(family.mean(q)), np.asarray(family.cov(q))
             mode = Mode(*moments, float(info.bound), gain, top, state.n_path)
-            state = state._replace(starts=state.starts[:0])
+            home = state.home if state.modes else path
+            state = state._replace(starts=state.starts[:0], home=home)
             return self._next(family, self._with(state, mode) if self._is_new(mode, state.modes) else state)
         if not state.modes or not self._is_hopeless(family, state, float(info.bound)):
             return state

@@ -50,6 +50,7 @@ class Coordinates(NamedTuple):
 
     cells: Cells = NONE  # those that stand for whole numbers: points are in the middle of cells
     warp: Warp | None = None  # the change of coordinates
+    jumping: tuple[int, ...] = ()  # those along which the log joint may jump
 
 
 PLAIN = Coordinates()  # as they are
@@ -144,7 +145,7 @@ class Surface:
         first._caution = caution
         first._frame(points, base, coordinates)
         d = points.theta.shape[1]
-        start = rules.start(d, bool(coordinates.cells)) if start is None else start
+        start = rules.start(d, bool(first._apart)) if start is None else start
         shape = search(first._observations(points), start, rules)
         return cls(points, base, shape, caution, coordinates)
 
@@ -167,14 +168,15 @@ class Surface:
 
     def _frame(self, points: Points, base: Base, coordinates: Coordinates) -> None:
         d, caution = points.theta.shape[1], self._caution
-        self.cells = coordinates.cells
+        self.cells, self.jumping = coordinates.cells, coordinates.jumping
+        self._apart = (*self.cells.columns, *self.jumping)
         self.warp = Warp.none(d) if coordinates.warp is None else coordinates.warp
         w, log_jacobian = self.warp.straight(points.theta)
         y = points.y - log_jacobian
         self._w, self._y = w, y
         self._base, self._centre = base, base.mean
         self._factor = np.linalg.cholesky(caution.base * base.within)
-        self._map = _whitening(caution.base * base.within, self.cells.columns) if self.cells else None
+        self._map = _whitening(caution.base * base.within, self._apart) if self._apart else None
         # Of a noisy function, the highest value is one with lucky noise.
         lucky = _LUCK * np.sqrt(points.noise)
         best = int(np.argmax(y - lucky))
@@ -192,7 +194,7 @@ class Surface:
         # A first point may be a billion standard deviations away, where differences of squares of
         # distances are rounding. It is far from all others at any such distance.
         z *= np.minimum(1.0, _FARTHEST / np.maximum(np.linalg.norm(z, axis=1), 1.0))[:, None]
-        return Observations(z, t - self._fallback(self._w), noise, self.cells.columns)
+        return Observations(z, t - self._fallback(self._w), noise, self._apart)
 
     def _whitened(self, w: Floats) -> Floats:
         if self._map is not None:
@@ -231,6 +233,11 @@ class Surface:
         mean, variance = self.process.from_others()
         possible = mean + np.minimum(variance / 2, self._caution.most_hope)
         return np.asarray(self._fallback(self._w) + np.maximum(possible, self._data.t))
+
+    @property
+    def unexplained(self) -> float:
+        """Mean squared error with which points of high density are predicted from all others."""
+        return float(np.mean((self._data.t - self.process.from_others()[0])[self._is_near] ** 2))
 
     @property
     def n_near(self) -> int:
@@ -272,12 +279,12 @@ class Surface:
         return border_between(points.theta, points.forbidden, sds)
 
 
-def _whitening(cov: Floats, wholes: tuple[int, ...]) -> Floats:
-    """The map (d, d) to coordinates of unit variance in which whole numbers are not mixed.
+def _whitening(cov: Floats, apart: tuple[int, ...]) -> Floats:
+    """The map (d, d) to coordinates of unit variance in which some are not mixed with others.
 
-    Each whole number is divided by its standard deviation. The others are whitened given them.
+    Each of these is divided by its standard deviation. The others are whitened given them.
     """
-    w = np.array(wholes)
+    w = np.array(apart)
     c = np.setdiff1d(np.arange(len(cov)), w)
     whitening = np.zeros_like(cov)
     whitening[w, w] = 1 / np.sqrt(cov[w, w])

@@ -178,7 +178,7 @@ class RegressionMethod(Algorithm):
         repeats = state.repeats or Repeats.none(family.dim)
         repeats = repeats.add(again.theta, again.first, again.second, self.rules.noise)
         state = state._replace(q=q, repeats=repeats)
-        noise = self._noise_now(family, state, np.zeros(1))
+        noise = self._noise_now(family, state, np.zeros(1)) or 0.0
         state = state._replace(noise=noise, most_noise=self._noise_limit(family, state, noise))
         return self._with_finest(family, state)
 
@@ -297,8 +297,8 @@ class RegressionMethod(Algorithm):
     ) -> tuple[RegressionState, Floats]:
         """Store a batch, and return its residuals (n,) with the new state.
 
-        The repeated points measure the noise of the function. Those of the first batch are left out
-        of the store: without noise they would be the same points twice.
+        The repeated points measure the noise of the function. Until it is known whether there is
+        any, they are left out of the store: without noise they would be the same points twice.
         """
         y, known, n = finite_or_zero(values), np.asarray(values.noise_sd) ** 2, self._n_repeated(family, state)
         # Fresh draws from the result repeat no point.
@@ -309,8 +309,8 @@ class RegressionMethod(Algorithm):
             state = state._replace(repeats=repeats.add(theta[:n], y[:n], y[-n:], self.rules.noise))
         noise = self._noise_now(family, state, known)
         limit = noise if np.any(known > 0) or not noise else self._noise_limit(family, state, noise)
-        state = state._replace(noise=noise, most_noise=limit)
-        if is_first:
+        state = state._replace(noise=noise, most_noise=limit or 0.0)
+        if is_first and is_repeated:
             most = max(state.most, self.rules.effort.noisy_points) if state.noise else state.most
             state = state._replace(most=most)
             theta, y, known = theta[:-n], y[:-n], known[:-n]
@@ -356,8 +356,14 @@ class RegressionMethod(Algorithm):
         far = float(np.mean(state.repeats.variance)) if n_near < rule.repeated else 0.0
         return rule.upper_limit(max(noise, far), n_near)
 
-    def _noise_now(self, family: Family, state: RegressionState, known: Floats) -> float:
-        """Noise variance at q: what the function returns, or what repeated points imply."""
+    def _noise_now(self, family: Family, state: RegressionState, known: Floats) -> float | None:
+        """Noise variance at q: what the function returns, or what repeated points imply.
+
+        It is not known if the likelihood is zero at the points that were repeated so far.
+        """
+        n_repeated = 0 if state.repeats is None else len(state.repeats.variance)
+        if state.noise is None and n_repeated < self.rules.noise.fewest and not np.any(known > 0):
+            return None
         measured = state.noise or 0.0
         if state.repeats is not None and (state.noise is None or state.noise > 0):
             measured = law_around(family, family.defensive(state.q), state.repeats, self.rules.noise).level

@@ -217,9 +217,11 @@ class Regression(RegressionMethod):
             return None
         n = len(y) - self._n_repeated(family, state)
         found = slopes(np.asarray(family.whiten(state.q, theta[:n])), y[:n])
+        # In a start so narrow, terms of degree three are about so large beside those of degree two.
+        cubic = self.initial_scale * float(np.ptp(y[:n:2] + y[1:n:2])) / 2
         # Without any slope, the start is at the centre of a symmetric function: nothing is wrong.
         least = self.rules.width.rounding * (1 + float(np.max(np.abs(y[:n]))))
-        is_flat = self.rules.width.is_flat(np.abs(found), np.isinf(self.reach)) & (np.abs(found) > least)
+        is_flat = self.rules.width.is_flat(np.abs(found), np.isinf(self.reach), cubic) & (np.abs(found) > least)
         if not is_flat.any():
             return None
         unit = np.sqrt(np.diag(family.cov(state.q))) / self.initial_scale
@@ -236,9 +238,10 @@ class Regression(RegressionMethod):
         wider = family.deform(first, np.zeros(family.dim), np.diag(factors), np.diag(1 / factors))
         return self.restarted(family, state, wider)
 
-    def _shrinking(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
-        """Begin a search for a narrower start, around the mean of this one or the best point."""
-        centre, sd = np.asarray(family.mean(state.q)), np.sqrt(np.diag(family.cov(state.q)))
+    def _shrinking(self, family: GaussianFamily, state: RegressionState, q: Array | None = None) -> RegressionState:
+        """Begin a search for a narrower start than q, around its mean or the best point."""
+        q = state.q if q is None else q
+        centre, sd = np.asarray(family.mean(q)), np.sqrt(np.diag(family.cov(q)))
         best = int(np.argmax(state.store.y))
         return state._replace(shrink=Shrink.begin(centre, sd, state.store.theta[best], float(state.store.y[best])))
 
@@ -274,10 +277,17 @@ class Regression(RegressionMethod):
         return state._replace(n_wild=state.n_wild + 1 if is_wild else 0)
 
     def _climbing(self, family: GaussianFamily, state: RegressionState) -> RegressionState:
-        """Begin a search over orders of magnitude if steps on a wrong scale lead nowhere."""
+        """Begin a search over orders of magnitude if steps on a wrong scale lead nowhere.
+
+        If q is too wide, it is one for a narrower start, else one for a better place.
+        """
         rule, last = self.rules.ladder, state.last_step
         if last is None or state.n_wild < rule.patience:
             return state
+        newest = state.store.y[state.store.past[-1].start :]
+        if state.shrink is None and not state.noise and _is_steep_on_both_sides(newest, rule.wild):
+            first = state.store.past[state.n_before].q  # steps on a wrong scale may have led anywhere
+            return self._shrinking(family, state._replace(n_limited=0, n_wild=0), first)
         origin = state.store.theta[int(np.argmax(state.store.y))]
         shift = family.mean(state.q) - family.mean(last.q)
         # Not wider than the first q, or a slope without an end would be climbed for ever.
@@ -539,6 +549,17 @@ class Regression(RegressionMethod):
             return None
         eye = np.eye(family.dim)
         return family.deform(state.q, z, eye, eye)
+
+
+def _is_steep_on_both_sides(y: Floats, wild: float) -> bool:
+    """Whether the log joint falls by ``wild`` nats on both sides of the mean in some directions.
+
+    Of the values (n,) of mirror pairs, one after the other, the even parts then differ by more than
+    any odd part is large. A start that is far away sees a slope: large odd parts.
+    """
+    even, odd = 0.5 * (y[::2] + y[1::2]), 0.5 * (y[::2] - y[1::2])
+    range_ = float(np.ptp(even)) if np.isfinite(even).all() else 0.0
+    return range_ > max(wild, float(np.max(np.abs(odd))))
 
 
 def _searching(state: RegressionState) -> Info:

@@ -353,6 +353,8 @@ class NoiseCheck:
     """
 
     repeated: int = 4  # points that are evaluated twice: two mirror pairs
+    # Of these, least with a likelihood. Where there is none, values are equal, whatever the noise.
+    fewest: int = 2
     draws: int = 20  # effective draws for each repeated point near q, once that is more
     steepest: float = 3.0  # largest power of the law of the noise (`qbvi.regression.noise`) ...
     power_step: float = 0.25  # ... the step of a search over powers ...
@@ -748,8 +750,9 @@ class WidthRule:
     # coordinate is flat. A start on the scale of its problem is a hundredth wide, and begins about
     # one standard deviation from the mode: then it is a hundredth.
     flat: float = 1e-4
-    # ... or this share of the steepest slope, if that is so of half of the coordinates with a flat
-    # prior: cubic terms disturb small slopes. Of many slopes, some are small by chance.
+    # ... or this share of the steepest slope, or the size of cubic terms, if that is so of half of
+    # the coordinates with a flat prior: these disturb small slopes. Of many, some are small by
+    # chance.
     beside: float = 1e-3
     rounding: float = 1e-13  # slope, relative to the values, that is none but rounding
     factor: float = 10.0  # from one length to the next
@@ -758,9 +761,9 @@ class WidthRule:
     # deviation from the mode of a Gaussian.
     change: float = 0.5
 
-    def is_flat(self, slopes: Array, has_flat_prior: Array) -> Array:
-        """Which coordinates are flat, by the sizes of their slopes (d,)."""
-        below = has_flat_prior & (slopes < max(self.flat, self.beside * float(slopes.max())))
+    def is_flat(self, slopes: Array, has_flat_prior: Array, cubic: float) -> Array:
+        """Which coordinates are flat, by the sizes of their slopes (d,), and of cubic terms."""
+        below = has_flat_prior & (slopes < max(self.flat, self.beside * float(slopes.max()), cubic))
         is_common = 2 * int(below.sum()) >= int(has_flat_prior.sum())
         return below if is_common else has_flat_prior & (slopes < self.flat)
 
@@ -781,6 +784,7 @@ class ShrinkRule:
     smallest: float = 0.03
     largest: float = 0.5
     rounds: int = 10  # of steps
+    rounding: float = 1e-13  # of a value, relative to it: changes must be larger
 
 
 @dataclass(frozen=True)

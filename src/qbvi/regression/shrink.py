@@ -78,11 +78,13 @@ class Shrink(NamedTuple):
     def told(self, y: Floats, rule: ShrinkRule) -> Shrink:
         """The search with the log joints (n,) of its last points.
 
-        If there is no likelihood at the centre, and no better point, it is over at once.
+        It is over at once if there is no likelihood at the centre, and no better point, or if
+        changes by a few nats are rounding there.
         """
         search = self._replace(n_told=self.n_told + 1)
         if not self.n_told:
             search = search._replace(origin=self.centre, y=float(y[0])) if y[0] >= self.y else search
+            search = search if abs(search.y) * rule.rounding < rule.change else search._replace(y=-np.inf)
             return search._replace(is_over=not search.is_found)
         rows, ends = np.flatnonzero(~self.is_known), np.reshape(y, (-1, 2))
         change = np.max(np.abs(ends - self.y), axis=1)
