@@ -218,7 +218,7 @@ class Search:
 
         The first path may end at a saddle, such as where two components of a mixture are equal. A
         saddle is its own image, so no exchange is tested there, and no line to it shows a valley.
-        None if the mode was known, and if all symmetries that move it were tested.
+        None if all symmetries that move the mode were tested.
         """
         survey, rule = state.survey, self.rules.survey
         is_here = np.isfinite(y) & (mode.square(theta) < rule.apart**2 * family.dim)
@@ -230,10 +230,10 @@ class Search:
         opened = state._replace(
             path=path, survey=survey._replace(is_over=False), is_over=False, n_reopened=state.n_reopened + 1
         )
-        is_new = self._is_apart(mode, state.modes)
         opened = self._with(opened, mode._replace(top=float(np.max(store.y))))
-        if not opened.trials and not is_new:
+        if not opened.trials:
             return None
+        is_new = self._is_apart(mode, state.modes)
         opened = self._next(family, opened if is_new else opened._replace(modes=state.modes))
         return None if opened.is_over else opened
 
