@@ -103,6 +103,20 @@ def test_equal_values_confirm_no_symmetry_where_the_function_does_not_depend_on_
     assert search._judged_symmetries(state, halfway, np.array([-4.0])).symmetries == (0,)
 
 
+def test_an_exchange_of_roles_is_tested_if_the_prior_leaves_the_image_enough_mass():
+    """The prior falls by k nats from a mode at (4, 0) to its image; the two numbers are correlated."""
+
+    def tested(k, correlated):
+        image = Symmetry((0, 1), (-1, 1), "x", keeps_prior=False, correlated=correlated)
+        search = replace(SEARCH, symmetries=(image,), log_prior=lambda u: k * np.sign(u[:, 0]) / 2)
+        found = mode(4.0)._replace(cov=np.array([[1.0, 0.8], [0.8, 1.0]]))
+        state = on_path(begun(), [[4.0, 0.0], [4.1, 0.0]], [0.0, -0.1])
+        return len(search._with(state, found).trials)
+
+    assert [tested(k, (0, 1)) for k in (2.0, 4.0, 12.0)] == [1, 0, 0]
+    assert [tested(k, ()) for k in (2.0, 4.0, 12.0)] == [1, 1, 0]
+
+
 def test_a_better_mode_inside_a_wide_one_is_new():
     wide = mode(0.0, sd=5.0)
     assert not SEARCH._is_new(mode(3.0, bound=0.5 * RULE.valley), (wide,))

@@ -334,7 +334,8 @@ class Search:
             for image in [self.symmetries[i]]
             if i not in state.tested
             and mode.square(image(best)[None])[0] > rule.apart**2
-            and self._rise(image, best) > -rule.worth  # else the prior leaves the image no mass
+            # Else the prior leaves the image no mass, or less than the fit may miss anyway.
+            and self._rise(image, best) > -(rule.role if image.correlated else rule.worth)
         ]
         y = float(state.path.store.y.max())
         trials = [Trial(i, y + self._rise(self.symmetries[i], best), 0) for i in due]

@@ -33,6 +33,8 @@ LogPrior = Callable[[Floats], Floats]
 _MOST_EXCHANGED = 3  # equal components up to which all exchanges of two are proposed
 _MOST_SIGNS = 3  # coordinates up to which the signs of each one and of each two are proposed
 _MOST_COPIES = 24
+# Four numbers of one prior may be those of two components of two numbers each, such as two lines.
+_PAIRINGS = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))
 _EXACT = 1e-9  # largest relative difference between two equal log densities of a prior ...
 # ... and of a likelihood: a small number that guards a division, or an integrator, changes digits.
 _SAME = 1e-7
@@ -193,7 +195,7 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
       their own change sides, and in further ones a coordinate whose prior is symmetric about zero
       changes its sign.
     - Since other single numbers may have the same prior by accident, their kinds are also exchanged
-      one by one, and not at all.
+      one by one, and not at all. Four of one prior may be two components of two numbers each.
     - With them, entries of vectors that sum to one, such as the weights of a mixture, and whole
       vectors of this kind, such as the rows of a transition matrix. If there are as many vectors as
       entries, both are exchanged, or one of them.
@@ -215,6 +217,9 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
     chosen = [[*equal, *accidental]]
     if accidental and (len(accidental) > 1 or any(len(kind) > 1 for kind in equal)):
         chosen += [equal, *([kind] for kind in accidental)]
+    pairs = [kind for kind in (*equal, *accidental) if len(kind) == len(_PAIRINGS[0])]
+    for kind in (kind for kind in accidental if len(kind) == 2 * len(_PAIRINGS[0])):
+        chosen += [[*pairs, *(tuple(kind[i] for i in pair) for pair in pairing)] for pairing in _PAIRINGS]
     chosen.append([kind for candidates in named for kind in prior.on_one_scale(candidates)])
     odd = [i for i in range(model.dim) if prior.is_odd[i]]
     paired = {i for kinds in chosen for kind in kinds if len(kind) > 1 for i in kind}
