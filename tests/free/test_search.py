@@ -113,8 +113,8 @@ def test_an_exchange_of_roles_is_tested_if_the_prior_leaves_the_image_enough_mas
         state = on_path(begun(), [[4.0, 0.0], [4.1, 0.0]], [0.0, -0.1])
         return len(search._with(state, found).trials)
 
-    assert [tested(k, (0, 1)) for k in (2.0, 4.0, 12.0)] == [1, 0, 0]
-    assert [tested(k, ()) for k in (2.0, 4.0, 12.0)] == [1, 1, 0]
+    assert [tested(k, (0, 1)) for k in (4.0, 6.0, 12.0)] == [1, 0, 0]
+    assert [tested(k, ()) for k in (4.0, 6.0, 12.0)] == [1, 1, 0]
 
 
 def test_a_better_mode_inside_a_wide_one_is_new():
