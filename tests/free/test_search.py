@@ -103,6 +103,20 @@ def test_equal_values_confirm_no_symmetry_where_the_function_does_not_depend_on_
     assert search._judged_symmetries(state, halfway, np.array([-4.0])).symmetries == (0,)
 
 
+def test_an_exchange_of_roles_is_tested_if_the_prior_leaves_the_image_enough_mass():
+    """The prior falls by k nats from a mode at (4, 0) to its image; the two numbers are correlated."""
+
+    def tested(k, correlated):
+        image = Symmetry((0, 1), (-1, 1), "x", keeps_prior=False, correlated=correlated)
+        search = replace(SEARCH, symmetries=(image,), log_prior=lambda u: k * np.sign(u[:, 0]) / 2)
+        found = mode(4.0)._replace(cov=np.array([[1.0, 0.8], [0.8, 1.0]]))
+        state = on_path(begun(), [[4.0, 0.0], [4.1, 0.0]], [0.0, -0.1])
+        return len(search._with(state, found).trials)
+
+    assert [tested(k, (0, 1)) for k in (4.0, 6.0, 12.0)] == [1, 0, 0]
+    assert [tested(k, ()) for k in (4.0, 6.0, 12.0)] == [1, 1, 0]
+
+
 def test_a_better_mode_inside_a_wide_one_is_new():
     wide = mode(0.0, sd=5.0)
     assert not SEARCH._is_new(mode(3.0, bound=0.5 * RULE.valley), (wide,))
@@ -110,21 +124,40 @@ def test_a_better_mode_inside_a_wide_one_is_new():
     assert SEARCH._is_new(mode(40.0), (wide,))
 
 
+def on_path(state, theta, y, at=(0.0, 0.0), sd=3.0):
+    """The search whose further path has evaluated points (n, 2), and has a Gaussian ``at`` there."""
+    q = FAMILY.from_moments(np.array(at), sd**2 * np.eye(2))
+    store = state.path.store.add(FAMILY, q, np.array(theta), np.array(y), np.zeros(len(y)))
+    return state._replace(survey=surveyed(), path=state.path._replace(store=store, q=q))
+
+
 def test_a_path_with_a_higher_bound_than_the_mode_is_not_captured():
-    state = begun(mode(0.0, sd=5.0))._replace(survey=surveyed())
-    rising = np.array([-9.0, -6.0, -4.0, -3.5])
+    state = on_path(begun(mode(20.0, sd=5.0)), [[0.0, 0.0]], [-9.0])
+    rising = np.array([-6.0, -4.0, -3.5])
     assert SEARCH._is_captured(FAMILY, state, rising, bound=-5.0)
     assert not SEARCH._is_captured(FAMILY, state, rising, bound=2 * RULE.valley)
 
 
 def test_a_low_path_is_not_captured_along_a_line_that_bends_upward():
     """Beyond a valley, the line from far below to the mode passes above the floor of it."""
-    state = begun(mode(20.0))._replace(survey=surveyed())
-    bent, concave = np.array([-16.0, -14.0, -13.0, -8.0]), np.array([-16.0, -10.0, -6.0, -3.5])
+    state = on_path(begun(mode(20.0)), [[0.0, 0.0]], [-16.0])
+    bent, concave = np.array([-14.0, -13.0, -8.0]), np.array([-10.0, -6.0, -3.5])
     low = -RULE.worth - 1
     assert not SEARCH._is_captured(FAMILY, state, bent, bound=low)
     assert SEARCH._is_captured(FAMILY, state, concave, bound=low)
     assert SEARCH._is_captured(FAMILY, state, bent, bound=low + 2)  # a valley would show by now
+
+
+def test_a_line_leads_from_the_best_point_of_a_path_on_its_side_of_the_valley():
+    """Not from the mean of a step that was too long, nor from a draw that hit the known mode."""
+    state, points = begun(mode(20.0)), [[0.0, 0.0], [1.0, 0.0], [19.0, 0.0]]
+    wide = on_path(state, points, [-5.0, -4.0, -1.0], sd=12.0)
+    assert_allclose(SEARCH._own_best(FAMILY, wide)[0], [1, 0])
+    long = on_path(state, points, [-5.0, -4.0, -1.0], at=(0.0, 50.0), sd=1.0)
+    assert_allclose(SEARCH._own_best(FAMILY, long)[0], [1, 0])
+    arrived = on_path(state, points, [-5.0, -4.0, -1.0], at=(20.0, 0.0), sd=1.0)
+    assert SEARCH._own_best(FAMILY, arrived)[1] == -1.0
+    assert SEARCH._is_captured(FAMILY, arrived, np.array([-0.9, -0.8, -0.7]), bound=-2.0)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -335,3 +368,22 @@ def test_a_mode_whose_path_was_near_but_still_rose_has_its_mass():
     draws = fit.sample(4000, seed=1)
     assert fit.converged
     assert 0.1 < np.mean(draws["ke"] > draws["ka"]) < 0.2
+
+
+def test_the_search_goes_on_if_the_rounds_leave_a_saddle(rng):
+    """Where the path ended, the change of sign moved nothing. Where the posterior is, it does."""
+    search = replace(SEARCH, symmetries=(Symmetry((0, 1), (-1, 1), "x changes sign"),))
+    saddle, found = mode(0.0), mode(4.0, sd=0.5)
+    theta = found.mean + 0.5 * rng.standard_normal((8, 2))
+    y = -0.5 * found.square(theta)
+    state = begun(saddle)._replace(survey=surveyed()._replace(is_over=True), is_over=True)
+    reopened = search.reopened(FAMILY, state, found, theta, y)
+    assert [trial.which for trial in reopened.trials] == [0]
+    assert len(reopened.modes) == 2
+    assert reopened.modes[1].top == np.max(y)
+    images = search.ask(FAMILY, reopened, rng)
+    assert_allclose(images[0], theta[np.argmax(y)] * [-1, 1])
+    # A posterior near the mode, whose image is there too, opens nothing; nor does one that is known.
+    assert search.reopened(FAMILY, state, mode(0.5), 0.1 * theta, y) is None
+    known = reopened._replace(trials=(), n_aimed=2)
+    assert search.reopened(FAMILY, known, found, theta, y) is None

@@ -41,6 +41,16 @@ def test_the_weight_of_one_of_two_components_changes_sides_with_them():
     ]
 
 
+def test_four_numbers_of_one_prior_may_be_two_lines():
+    """Two of three mixtures of lines in such names had found both modes, and one had not."""
+    lines = {"a": NORMAL, "b": NORMAL, "c": NORMAL, "d": NORMAL, "w": SHARE}
+    found = names(lines)
+    assert "a and c, b and d are exchanged, and the sides of w" in found
+    assert sum("are exchanged" in name for name in found) == 6
+    lines["e"] = NORMAL
+    assert not any("are exchanged" in name for name in names(lines))
+
+
 def test_three_components_have_three_exchanges_and_more_have_none():
     assert len(names(qbvi.Normal(1, 5, shape=3))) == 3
     assert names(qbvi.Normal(1, 5, shape=4)) == []

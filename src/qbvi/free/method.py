@@ -37,6 +37,7 @@ from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
+from qbvi.free.roles import exchanged_roles
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Coordinates, Points, Surface
@@ -127,6 +128,7 @@ class FreeState(NamedTuple):
     n_tried: int = 0  # points when a structure was last searched for in vain
     n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
+    settled: Confirmed | None = None  # the posterior with which the search went on, if it did
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ class Free(Algorithm):
         is_periodic = bool(np.isfinite(model.periods).any())
         prior = None if is_periodic else first.prior
         is_hurried = first.prior is None and PriorScale.of(model) is not None
-        symmetries = () if prior is None or self.cells else proposed(model)
+        symmetries = () if prior is None or self.cells else (*proposed(model), *exchanged_roles(model))
         first = self.first if has_start else first
         is_kept = all(symmetry.keeps_prior for symmetry in symmetries)
         log_prior = None if is_kept else model.log_prior
@@ -370,9 +372,10 @@ class Free(Algorithm):
 
         It is a Gaussian if that misses next to nothing, or if the rounds found nothing better.
         """
-        if state.best is None:
+        best = state.best or state.settled
+        if best is None:
             return None
-        current, check = state.best.current, state.best.check
+        current, check = best.current, best.check
         is_settled = self._gap(state) < self._tolerance(state)
         shown = Shown.by(self._valid(state) if is_settled else (check,))
         evidence, error = self._evidence(current, shown)
@@ -515,8 +518,28 @@ class Free(Algorithm):
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
             state = state._replace(best=Confirmed(state.current, check, bound, se))
+            if (reopened := self._reopened(family, state)) is not None:
+                state, gap = reopened, math.inf
         bound = bound if shown.n_finite else math.nan
         return state, Info(np.float64(bound), shown.h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _reopened(self, family: Any, state: FreeState) -> FreeState | None:
+        """The search that goes on with what the rounds found; None if it knew all of it."""
+        assert state.current is not None
+        current, member = state.current, state.current.density.unpack(state.current.member)
+        if self.needs_structure or self._is_noisy(state.search):
+            return None
+        parts = [(1.0, member.mean, member.cov)]
+        if len(current.base.weights) > 1:
+            parts = list(zip(current.base.weights, current.base.means, current.base.covs, strict=True))
+        for weight, mean, cov in parts:
+            if weight < self.rules.survey.counts:
+                continue
+            mode = Mode(mean, cov, float(member.log_z + np.log(weight)), 0.0, -math.inf, 1)
+            search = self._search.reopened(family, state.search, mode, state.theta, state.y)
+            if search is not None:
+                return state._replace(search=search, current=None, checks=(), best=None, settled=state.best)
+        return None
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
         """The state that knows the best round, and how many were no better than those before.

@@ -15,6 +15,7 @@ from qbvi.free.base import Base
 from qbvi.free.cells import NONE, Cells
 from qbvi.free.climb import Climb
 from qbvi.free.explore import promising
+from qbvi.free.roles import correlated
 from qbvi.free.rules import FreeRules, SurveyRule
 from qbvi.free.survey import Survey, bent, falls, line
 from qbvi.free.symmetry import Group, LogPrior, Symmetry, is_equal
@@ -23,7 +24,9 @@ from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
 from qbvi.regression.regress import RegressionState
+from qbvi.regression.rules import Weighting
 from qbvi.regression.shrink import Shrink
+from qbvi.regression.store import Store
 
 __all__ = ["Mode", "Search", "SearchState", "Trial"]
 
@@ -100,6 +103,7 @@ class SearchState(NamedTuple):
     is_climbed: bool = False  # whether the lines of the survey lead from the ends of a climb
     bounds: tuple[float, ...] = ()  # lower bounds at the steps of the present path
     home: RegressionState | None = None  # the path to the first mode, where it ended
+    n_reopened: int = 0  # times that the rounds found a mode which the search goes on with
 
 
 @dataclass(frozen=True)
@@ -220,6 +224,30 @@ class Search:
         on = self.unsurveyed(state._replace(path=state.home, modes=(), is_over=False, bounds=()))
         return on._replace(starts=state.starts[:0], home=None)
 
+    def reopened(self, family: Any, state: SearchState, mode: Mode, theta: Floats, y: Floats) -> SearchState | None:
+        """The search that goes on with a mode that the rounds found, and all points (n, d).
+
+        The first path may end at a saddle, such as where two components of a mixture are equal. A
+        saddle is its own image, so no exchange is tested there, and no line to it shows a valley.
+        None if all symmetries that move the mode were tested.
+        """
+        survey, rule = state.survey, self.rules.survey
+        is_here = np.isfinite(y) & (mode.square(theta) < rule.apart**2 * family.dim)
+        if survey is None or np.count_nonzero(is_here) < 2 or state.path.noise or state.n_reopened >= rule.most_resumed:
+            return None
+        q = family.from_moments(mode.mean, mode.cov)
+        store = Store.empty(family.dim).add(family, q, theta[is_here], y[is_here], np.zeros(np.count_nonzero(is_here)))
+        path = self.method.init(family, q)._replace(store=store, shrink=state.path.shrink)
+        opened = state._replace(
+            path=path, survey=survey._replace(is_over=False), is_over=False, n_reopened=state.n_reopened + 1
+        )
+        opened = self._with(opened, mode._replace(top=float(np.max(store.y))))
+        if not opened.trials:
+            return None
+        is_new = self._is_apart(mode, state.modes)
+        opened = self._next(family, opened if is_new else opened._replace(modes=state.modes))
+        return None if opened.is_over else opened
+
     def unsurveyed(self, state: SearchState) -> SearchState:
         """The search that goes on without a survey: to a first mode, and no further."""
         is_over = state.is_over or bool(state.modes)
@@ -312,12 +340,15 @@ class Search:
         if state.path.noise:
             return state
         rule, best = self.rules.survey, state.path.store.theta[int(np.argmax(state.path.store.y))]
+        usual = [i for i, image in enumerate(self.symmetries) if not image.correlated]
         due = [
             i
-            for i, image in enumerate(self.symmetries)
+            for i in (*usual, *correlated(self.symmetries, mode.cov))
+            for image in [self.symmetries[i]]
             if i not in state.tested
             and mode.square(image(best)[None])[0] > rule.apart**2
-            and self._rise(image, best) > -rule.worth  # else the prior leaves the image no mass
+            # Else the prior leaves the image no mass, or less than the fit may miss anyway.
+            and self._rise(image, best) > -(rule.role if image.correlated else rule.worth)
         ]
         y = float(state.path.store.y.max())
         trials = [Trial(i, y + self._rise(self.symmetries[i], best), 0) for i in due]
@@ -341,9 +372,13 @@ class Search:
 
     def _is_new(self, mode: Mode, modes: tuple[Mode, ...]) -> bool:
         """Whether a mode is apart from all others, or clearly better than those near to it."""
-        near, least = self.rules.survey.apart**2, mode.expected - self.rules.survey.valley
-        others = [other for other in modes if other.expected > least]
-        return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in others)
+        least = mode.expected - self.rules.survey.valley
+        return self._is_apart(mode, [other for other in modes if other.expected > least])
+
+    def _is_apart(self, mode: Mode, modes: Sequence[Mode]) -> bool:
+        """Whether a mode is several standard deviations from all others."""
+        near = self.rules.survey.apart**2
+        return all(min(mode.square(other.mean[None])[0], other.square(mode.mean[None])[0]) > near for other in modes)
 
     def _tested(self, state: SearchState, trials: Sequence[Trial]) -> SearchState:
         """Evaluate next the points that test symmetries."""
@@ -376,7 +411,10 @@ class Search:
         ]
         # The images are at copies of the mode. No line should lead from there, or from between.
         is_used = survey.is_used.copy()
-        is_used[len(is_used) - len(trials) :] |= is_same | is_halfway
+        # Nor from the many exchanges of roles that are far from what they would be at another mode.
+        is_role = np.array([bool(self.symmetries[trial.which].correlated) for trial in trials])
+        is_low = is_role & (y < np.array([trial.y for trial in trials]) - self.rules.survey.worth)
+        is_used[len(is_used) - len(trials) :] |= is_same | is_halfway | is_low
         state = state._replace(survey=survey._replace(is_used=is_used), trials=())
         state = state._replace(symmetries=(*state.symmetries, *confirmed))
         state = state._replace(modes=self._copied(self.group(state), state.modes)) if confirmed else state
@@ -400,37 +438,55 @@ class Search:
         return is_long or bound + rule.steps * gain < max(mode.bound for mode in state.modes) - rule.worth
 
     def _probe(self, family: Any, state: SearchState) -> Floats:
-        """Points on the line from a further path to the nearest mode (n, d)."""
+        """Points on the line from the best point of a further path to the nearest mode (n, d).
+
+        The mean of q, which no one has evaluated, may be off by a step that was too long, even
+        across the valley.
+        """
         rule, none = self.rules.survey, np.empty((0, family.dim))
         is_young = len(state.path.store.past) < rule.unprobed
         if not state.modes or is_young or self._path(state).is_exploring(state.path):
             return none
-        mean = np.asarray(family.mean(state.path.q))
-        return line(mean, self._nearest(state, mean).mean, rule.on_probe)
+        best, _ = self._own_best(family, state)
+        return line(best, self._nearest(state, best).mean, rule.on_probe)[1:]
 
     def _is_captured(self, family: Any, state: SearchState, probed: Floats, bound: float) -> bool:
         """Whether a further path is at a mode, or the log joint rises all the way to it.
 
-        The first of the ``probed`` values is that at the mean of the path. A path with a higher
-        bound than that of the mode is not captured: the mode is no maximum, or another one.
+        The ``probed`` values are on the line from its best point. A path with a higher bound than
+        that of the mode is not captured: the mode is no maximum, or another one.
 
         A line from far below may pass above the valley: only a valley whose floor is above its
         first point shows on it. Then the line bends upward where it leaves the slope of the other
         hill, so a path that is too low for a mode that matters goes on if it does.
         """
-        rule, mean = self.rules.survey, np.asarray(family.mean(state.path.q))
-        mode = self._nearest(state, mean)
+        rule, (best, y) = self.rules.survey, self._own_best(family, state)
+        mode = self._nearest(state, best)
         if bound > mode.expected + rule.valley:
             return False
         assert state.survey is not None
-        here, there = (self._expected(state, theta) for theta in (state.survey.theta, mean[None]))
-        if state.survey.is_above(probed[:1], there, here, rule)[0]:
+        here, there = (self._expected(state, theta) for theta in (state.survey.theta, best[None]))
+        if state.survey.is_above(np.array([y]), there, here, rule)[0]:
             return False
-        is_there = float(mode.square(mean[None])[0]) < rule.apart**2 * family.dim
-        along = np.append(probed, mode.top)
+        is_there = float(mode.square(best[None])[0]) < rule.apart**2 * family.dim
+        along = np.array([y, *probed, mode.top])
         is_low = bound < max(mode.bound for mode in state.modes) - rule.worth
         may_rise = len(falls(along, rule)) > 0 or (is_low and len(bent(along, rule)) > 0)
         return is_there or not may_rise
+
+    def _own_best(self, family: Any, state: SearchState) -> tuple[Floats, float]:
+        """The best point (d,) near q of a further path, and its log joint.
+
+        It is at no known mode if possible: some draws from a wide q are across the valley. If no
+        point is near q, its last step was too long, and all points of the path count.
+        """
+        store, usual = state.path.store, Weighting().usual_square(family.dim)
+        squares = np.min([mode.square(store.theta) for mode in state.modes], axis=0)
+        is_own = squares > self.rules.survey.apart**2 * family.dim
+        is_near = np.sum(np.asarray(family.whiten(state.path.q, store.theta)) ** 2, axis=1) < usual
+        chosen = next((part for part in (is_own & is_near, is_near, is_own) if part.any()), ~is_own)
+        row = int(np.argmax(np.where(chosen, store.y, -np.inf)))
+        return store.theta[row], float(store.y[row])
 
     def _expected(self, state: SearchState, theta: Floats) -> Floats:
         """What the Gaussians around the modes expect at points (n, d), if they are exact: (n,)."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from qbvi.model import Model, Parameter
 from qbvi.supports import Periodic, Simplex
 
-__all__ = ["Group", "Symmetry", "is_equal", "proposed"]
+__all__ = ["Group", "Slots", "Symmetry", "is_equal", "proposed"]
 
 Floats = NDArray[np.float64]
 LogPrior = Callable[[Floats], Floats]
@@ -33,7 +33,11 @@ LogPrior = Callable[[Floats], Floats]
 _MOST_EXCHANGED = 3  # equal components up to which all exchanges of two are proposed
 _MOST_SIGNS = 3  # coordinates up to which the signs of each one and of each two are proposed
 _MOST_COPIES = 24
-_EXACT = 1e-9  # largest relative difference between two equal log densities
+# Four numbers of one prior may be those of two components of two numbers each, such as two lines.
+_PAIRINGS = (((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2)))
+_EXACT = 1e-9  # largest relative difference between two equal log densities of a prior ...
+# ... and of a likelihood: a small number that guards a division, or an integrator, changes digits.
+_SAME = 1e-7
 
 
 class Block(NamedTuple):
@@ -51,11 +55,16 @@ class Block(NamedTuple):
 class Symmetry(NamedTuple):
     """The map v -> sign * v[order], where v is u with all logarithms of vectors that sum to one.
 
+    Then entries of v, each multiplied by a number, are added to others.
+
     Examples
     --------
     >>> exchange = Symmetry((1, 0, 2), (1, 1, -1), "an exchange")
     >>> exchange(np.array([[1.0, 2.0, 3.0]]))
     array([[ 2.,  1., -3.]])
+    >>> twice = Symmetry((0, 1), (1, 1), "x is added to y twice", added=((1, 0, 2),))
+    >>> twice(np.array([[1.0, 2.0]]))
+    array([[1., 4.]])
     """
 
     order: tuple[int, ...]  # (k,)
@@ -63,14 +72,42 @@ class Symmetry(NamedTuple):
     name: str  # for the user, such as "mu[0] and mu[1] are exchanged"
     blocks: tuple[Block, ...] = ()  # without any, v is u
     keeps_prior: bool = True  # whether the prior is the same at the image of every point
+    added: tuple[tuple[int, int, int], ...] = ()  # to which entry of v, which one, and how often
+    # Coordinates of u that are correlated at a mode if it is a symmetry (`qbvi.free.roles`).
+    correlated: tuple[int, ...] = ()
+
+    @classmethod
+    def of_matrix(cls, matrix: NDArray[np.int64], name: str, blocks: tuple[Block, ...] = ()) -> Self:
+        """The map v -> M v with whole numbers M (k, k). The prior is taken to change.
+
+        Equal maps have equal parts: an order and signs if they are enough.
+        """
+        k = len(matrix)
+        if np.all(np.count_nonzero(matrix, axis=1) == 1) and np.all(np.abs(matrix).sum(axis=0) == 1):
+            order = np.argmax(np.abs(matrix), axis=1)
+            sign = matrix[np.arange(k), order]
+            return cls(tuple(order.tolist()), tuple(sign.tolist()), name, blocks, keeps_prior=False)
+        rest = matrix - np.eye(k, dtype=np.int64)
+        added = tuple((int(i), int(j), int(rest[i, j])) for i, j in np.argwhere(rest))
+        return cls(tuple(range(k)), (1,) * k, name, blocks, keeps_prior=False, added=added)
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], ...]:
+        """What tells two maps apart."""
+        return self.order, self.sign, *self.added
 
     def __call__(self, u: Floats) -> Floats:
         """The images of points (n, d)."""
-        order, sign = list(self.order), np.asarray(self.sign)
         if not self.blocks:
-            return np.asarray(sign * u[..., order])
+            return self._mapped(u)
         basis = _basis(u.shape[-1], self.blocks)
-        return np.asarray((sign * (u @ basis)[..., order]) @ basis.T)
+        return np.asarray(self._mapped(u @ basis) @ basis.T)
+
+    def _mapped(self, v: Floats) -> Floats:
+        image = np.asarray(self.sign) * v[..., list(self.order)]
+        for to, which, often in self.added:
+            image[..., to] += often * v[..., which]
+        return np.asarray(image)
 
     def of_covariance(self, cov: Floats) -> Floats:
         """The covariance (d, d) of the image of a Gaussian."""
@@ -79,6 +116,12 @@ class Symmetry(NamedTuple):
 
     def then(self, other: Symmetry) -> Symmetry:
         """The map that applies another one after this one."""
+        if self.added or other.added:
+            after = other._mapped(self._mapped(np.eye(len(self.order), dtype=np.int64)))
+            keeps_prior = self.keeps_prior and other.keeps_prior
+            return Symmetry.of_matrix(np.rint(after.T).astype(np.int64), self.name, self.blocks)._replace(
+                keeps_prior=keeps_prior
+            )
         order = tuple(self.order[i] for i in other.order)
         sign = tuple(s * self.sign[i] for s, i in zip(other.sign, other.order, strict=True))
         return Symmetry(order, sign, self.name, self.blocks, self.keeps_prior and other.keeps_prior)
@@ -103,12 +146,13 @@ class Group(NamedTuple):
     def of(cls, d: int, symmetries: Sequence[Symmetry]) -> Self:
         """The group that some symmetries generate, in d dimensions."""
         k, blocks = (len(symmetries[0].order), symmetries[0].blocks) if symmetries else (d, ())
-        found = {(tuple(range(k)), (1,) * k): Symmetry(tuple(range(k)), (1,) * k, "", blocks)}
+        identity = Symmetry(tuple(range(k)), (1,) * k, "", blocks)
+        found = {identity.key: identity}
         edge = list(found.values())
         while edge and len(found) < _MOST_COPIES:
             products = [first.then(second) for first in edge for second in symmetries]
-            edge = [product for product in products if product[:2] not in found]
-            found |= {product[:2]: product for product in edge}
+            edge = [product for product in products if product.key not in found]
+            found |= {product.key: product for product in edge}
         return cls(tuple(found.values()))
 
     def __len__(self) -> int:
@@ -139,7 +183,7 @@ class Group(NamedTuple):
 
 def is_equal(y: float, other: float) -> bool:
     """Whether two log densities are equal but for rounding."""
-    return abs(y - other) <= _EXACT * (1 + abs(y))
+    return abs(y - other) <= _SAME * (1 + abs(y))
 
 
 def proposed(model: Model) -> tuple[Symmetry, ...]:
@@ -151,7 +195,7 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
       their own change sides, and in further ones a coordinate whose prior is symmetric about zero
       changes its sign.
     - Since other single numbers may have the same prior by accident, their kinds are also exchanged
-      one by one, and not at all.
+      one by one, and not at all. Four of one prior may be two components of two numbers each.
     - With them, entries of vectors that sum to one, such as the weights of a mixture, and whole
       vectors of this kind, such as the rows of a transition matrix. If there are as many vectors as
       entries, both are exchanged, or one of them.
@@ -166,13 +210,16 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
     """
     if any(p.is_native for p in model.parameters):
         return ()
-    prior, slots = _Prior(model), _Slots.of(model)
+    prior, slots = _Prior(model), Slots.of(model)
     named, others = _alike(model)
     equal = [kind for candidates in named for kind in prior.exchangeable(candidates)]
     accidental = [kind for kind in prior.exchangeable(others) if len(kind) > 1]
     chosen = [[*equal, *accidental]]
     if accidental and (len(accidental) > 1 or any(len(kind) > 1 for kind in equal)):
         chosen += [equal, *([kind] for kind in accidental)]
+    pairs = [kind for kind in (*equal, *accidental) if len(kind) == len(_PAIRINGS[0])]
+    for kind in (kind for kind in accidental if len(kind) == 2 * len(_PAIRINGS[0])):
+        chosen += [[*pairs, *(tuple(kind[i] for i in pair) for pair in pairing)] for pairing in _PAIRINGS]
     chosen.append([kind for candidates in named for kind in prior.on_one_scale(candidates)])
     odd = [i for i in range(model.dim) if prior.is_odd[i]]
     paired = {i for kinds in chosen for kind in kinds if len(kind) > 1 for i in kind}
@@ -183,7 +230,7 @@ def proposed(model: Model) -> tuple[Symmetry, ...]:
     return tuple(s._replace(keeps_prior=prior.has(s)) for s in dict.fromkeys(first[s[:2]] for s in found))
 
 
-class _Slots(NamedTuple):
+class Slots(NamedTuple):
     """The entries of v: one for each coordinate, or for each entry of a vector that sums to one."""
 
     labels: list[str]  # (k,)
@@ -193,6 +240,7 @@ class _Slots(NamedTuple):
 
     @classmethod
     def of(cls, model: Model) -> Self:
+        """The entries for the parameters of a model."""
         labels: list[str] = []
         of_coordinate: list[int] = []
         blocks: list[Block] = []
@@ -339,7 +387,7 @@ def _basis(d: int, blocks: tuple[Block, ...]) -> Floats:
 
 
 def _exchanges(
-    kinds: Sequence[tuple[int, ...]], turned: tuple[list[int], list[int]], prior: _Prior, slots: _Slots
+    kinds: Sequence[tuple[int, ...]], turned: tuple[list[int], list[int]], prior: _Prior, slots: Slots
 ) -> Iterator[Symmetry]:
     """Exchanges of the components of some kinds, with numbers that are ``turned``: sides, signs."""
     sided, odd = turned
@@ -376,7 +424,7 @@ def _swapped(table: NDArray[np.int64], size: int, pair: tuple[int, int]) -> Iter
         yield swapped
 
 
-def _signs(odd: Sequence[int], slots: _Slots) -> Iterator[Symmetry]:
+def _signs(odd: Sequence[int], slots: Slots) -> Iterator[Symmetry]:
     identity = np.arange(len(slots.labels))
     few = range(1, len(odd)) if len(odd) <= _MOST_SIGNS else ()
     some = [list(chosen) for k in few for chosen in combinations(odd, k)]
