@@ -497,17 +497,11 @@ class Free(Algorithm):
     def _round(self, family: Any, state: FreeState, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         current = state.current
         assert current is not None
-        n, log_z = len(current.exploring.points), current.density.unpack(current.member).log_z
-        if again := self.repeated_draws(state, n):
+        if again := self.repeated_draws(state, len(current.exploring.points)):
             twice = Twice(theta[:again], y[:again], y[-again:])
             path = self.first.measuring(family, state.search.path, state.q, twice)
             state = state._replace(search=state.search._replace(path=path))
-        m = n + len(current.exploring.counts)
-        seen = current.density.surface(current.member)(theta[:m])
-        doubts = current.error, current.change, current.hope, current.log_z_error
-        hoped = np.repeat(y[n:m] - seen.high[n:] + current.exploring.log_z, current.exploring.counts)
-        noise, error = self._noise_at_draws(state, theta[:n]), current.exploring.log_z_error
-        check = Check(y[:n] - seen.low[:n], log_z, *doubts, noise, hoped, error)
+        check = self._check(state, current, theta, y)
         state = state._replace(checks=(*state.checks, check)[-self.rules.rounds.checked :])
         shown = Shown.by((check,))
         bound, se = shown.bound, math.hypot(shown.bound_se, check.log_z_error)
@@ -522,6 +516,16 @@ class Free(Algorithm):
                 state, gap = reopened, math.inf
         bound = bound if shown.n_finite else math.nan
         return state, Info(np.float64(bound), shown.h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _check(self, state: FreeState, current: Current, theta: Floats, y: Floats) -> Check:
+        """What the log joints y of a round show at its draws, and at those of what may be."""
+        n, log_z = len(current.exploring.points), current.density.unpack(current.member).log_z
+        m = n + len(current.exploring.counts)
+        seen = current.density.surface(current.member)(theta[:m])
+        doubts = current.error, current.change, current.hope, current.log_z_error
+        hoped = np.repeat(y[n:m] - seen.high[n:] + current.exploring.log_z, current.exploring.counts)
+        noise, error = self._noise_at_draws(state, theta[:n]), current.exploring.log_z_error
+        return Check(y[:n] - seen.low[:n], log_z, *doubts, noise, hoped, error)
 
     def _reopened(self, family: Any, state: FreeState) -> FreeState | None:
         """The search that goes on with what the rounds found; None if it knew all of it."""
