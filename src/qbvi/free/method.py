@@ -790,6 +790,8 @@ class Free(Algorithm):
         tried = [(*range(d),), *((i,) for i in range(d))]
         along = [Coordinates(jumping=columns) for columns in dict.fromkeys(tried)]
         best = min((Surface(points, base, start, rules.caution, one) for one in along), key=_misfit)
+        if _misfit(best) >= _misfit(smooth):  # a search costs as much as all of these together
+            return smooth
         found = Coordinates(jumping=best.jumping)
         jumping = Surface.searched(points, base, start, rules.caution, rules.search, found)
         return min(smooth, jumping, key=_misfit)
