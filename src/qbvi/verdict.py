@@ -72,7 +72,7 @@ class Look:
         return failures_depend_on_place(np.asarray(self.family.coordinates(q, theta)), theta, ~is_ok(self.draws[1]))
 
     def rounding(self, value: float) -> float:
-        """Distance between two numbers of this size, in the precision of the log joint."""
+        """Largest distance between two numbers of this size, in the precision of the log joint."""
         like = self.h if self.draws is None else self.draws[1].log_joint
         return abs(value) * float(array_namespace(like).finfo(like.dtype).eps)
 
@@ -137,8 +137,8 @@ class Verdict:
     # The fresh bound may be below the bound of the fit by so many standard errors (chance) ...
     bound_errors: float = 5.0
     bound_nats: float = 0.1  # ... plus so many nats (too few to matter) ...
-    # ... and so many times the distance between two numbers of that size: in single precision, that
-    # is 0.06 nats for a log joint of half a million, and a sum of many is rounded more than once.
+    # ... and so many times the rounding of numbers of that size: in single precision, that is up to
+    # 0.06 nats for a log joint of half a million, and a sum of many is rounded more than once.
     bound_roundings: float = 4.0
     # Nats: standard deviation of log p / q below which a few draws decide. The missing 0.02 nats
     # are below those at which k-hat counts, also if 20 draws understate them by half.

@@ -65,3 +65,25 @@ def test_a_fit_that_is_over_keeps_no_memory():
     gc.collect()
     assert max(sizes) > 0
     assert not memory._free
+
+
+def test_matrices_in_cycles_are_given_back_while_another_one_is_made():
+    """The garbage collector may run at any time, so giving back must never wait."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(20):
+            cycle = [square(N)]
+            cycle.append(cycle)
+            del cycle
+    finally:
+        gc.set_threshold(*thresholds)
+    release()
+
+
+def test_what_is_given_back_after_a_release_does_not_wait():
+    release()
+    matrix = square(N)
+    release()
+    del matrix
+    assert not memory._free

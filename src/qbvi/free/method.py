@@ -226,7 +226,7 @@ class Free(Algorithm):
         is_periodic = bool(np.isfinite(model.periods).any())
         prior = None if is_periodic else first.prior
         is_hurried = first.prior is None and PriorScale.of(model) is not None
-        symmetries = () if prior is None or self.cells else (*proposed(model), *exchanged_roles(model))
+        symmetries = () if prior is None or self.cells else _different(*proposed(model), *exchanged_roles(model))
         first = self.first if has_start else first
         is_kept = all(symmetry.keeps_prior for symmetry in symmetries)
         log_prior = None if is_kept else model.log_prior
@@ -901,6 +901,14 @@ def _names_of_changes(symmetries: Sequence[Symmetry]) -> Iterator[str]:
         yield f"the posterior is the same if {kept}: its modes are copies, {cure}"
     if others := "; ".join(symmetry.name for symmetry in symmetries if not symmetry.keeps_prior):
         yield f"the likelihood is the same if {others}: only the prior tells such modes apart"
+
+
+def _different(*symmetries: Symmetry) -> tuple[Symmetry, ...]:
+    """The first of equal maps each."""
+    found: dict[Any, Symmetry] = {}
+    for symmetry in symmetries:
+        found.setdefault(symmetry.key, symmetry)
+    return tuple(found.values())
 
 
 def _misfit(surface: Surface) -> float:

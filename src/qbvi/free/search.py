@@ -237,7 +237,10 @@ class Search:
             return None
         q = family.from_moments(mode.mean, mode.cov)
         store = Store.empty(family.dim).add(family, q, theta[is_here], y[is_here], np.zeros(np.count_nonzero(is_here)))
-        path = self.method.init(family, q)._replace(store=store, shrink=state.path.shrink)
+        known = state.path
+        path = self.method.init(family, q)._replace(
+            store=store, shrink=known.shrink, noise=known.noise, most_noise=known.most_noise, repeats=known.repeats
+        )
         opened = state._replace(
             path=path, survey=survey._replace(is_over=False), is_over=False, n_reopened=state.n_reopened + 1
         )
@@ -359,7 +362,7 @@ class Search:
         if image.keeps_prior or self.log_prior is None:
             return 0.0
         here, there = self.log_prior(np.stack([point, image(point)]))
-        return float(there - here)
+        return float(there - here) if math.isfinite(here) else -math.inf
 
     def _copied(self, group: Group, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
         """The modes and all their images."""

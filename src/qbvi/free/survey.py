@@ -103,11 +103,13 @@ class Survey(NamedTuple):
     def opposite(self, mode: Floats, sd: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
         """The survey that evaluates a new mode (d,) at the opposite ends of the prior.
 
-        A mode that an end cuts in two has its mean away from there, but it reaches the end.
+        A mode that an end cuts in two has its mean away from there, but it reaches the end. One
+        that reaches both ends has no other side.
         """
         centre, scale = np.asarray(prior.loc), np.asarray(prior.scale)
-        reach = np.abs(mode - centre) + rule.reach * sd
-        is_at_end = np.asarray(prior.is_walled) & (reach > rule.at_end * scale)
+        away = np.abs(mode - centre)
+        is_at_end = np.asarray(prior.is_walled) & (away + rule.reach * sd > rule.at_end * scale)
+        is_at_end &= 2 * away > rule.apart * sd
         across = [np.where(np.arange(len(mode)) == i, 2 * centre - mode, mode) for i in np.flatnonzero(is_at_end)]
         return self._replace(across=np.concatenate([self.across, np.reshape(across, (-1, len(mode)))]))
 

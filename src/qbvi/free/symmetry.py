@@ -169,7 +169,9 @@ class Group(NamedTuple):
         """
         if log_prior is None or all(image.keeps_prior for image in self.maps):
             return np.repeat(y, len(self))
-        return np.repeat(y - log_prior(u), len(self)) + log_prior(self.images(u))
+        with np.errstate(invalid="ignore"):  # where the likelihood is zero, the prior may be zero too
+            likelihood = np.where(np.isneginf(y), -np.inf, y - log_prior(u))
+        return np.repeat(likelihood, len(self)) + log_prior(self.images(u))
 
     def canonical(self, u: Floats) -> Floats:
         """For each point (n, d) the image that stands for all of them."""

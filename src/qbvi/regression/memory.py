@@ -7,8 +7,8 @@ time. So the pages of one matrix are used for the next one, as soon as no array 
 
 from __future__ import annotations
 
-import threading
 import weakref
+from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,38 +18,46 @@ __all__ = ["release", "square"]
 Floats = NDArray[np.float64]
 
 _LEAST = 500_000  # numbers: the allocator keeps smaller blocks itself
-_ROOM = 2.0  # size of a block, relative to its matrix: the next are larger, and unused pages cost nothing
+_ROOM = 2.0  # size of a block, relative to its matrix: the next ones are larger
 _MOST = 3  # blocks that wait to be used
 
-_lock = threading.Lock()
-_free: list[Floats] = []
+# The garbage collector may give a block back at any time, in any thread, so there is no lock: to
+# append to a deque and to take from it are atomic.
+_free: deque[Floats] = deque()
+_releases = [0]  # how often memory was released
 
 
 def square(n: int) -> Floats:
     """An (n, n) matrix whose entries may have any value."""
-    if n * n < _LEAST:
+    size = n * n
+    if size < _LEAST:
         return np.empty((n, n))
-    with _lock:
-        large = [i for i, block in enumerate(_free) if len(block) >= n * n]
-        block = _free.pop(min(large, key=lambda i: len(_free[i]))) if large else None
-        if block is None:
-            _free.clear()  # they are too small for this one, and for those that follow
-    if block is None:
-        block = np.empty(int(_ROOM * n * n))
-    matrix = np.frombuffer(block.data, count=n * n)
+    large = sorted((block for block in _taken() if len(block) >= size), key=len)
+    _free.extend(large[1 : 1 + _MOST])  # smaller ones are of no use: matrices grow
+    block = large[0] if large else np.empty(int(_ROOM * size))
+    matrix = np.frombuffer(block.data, count=size)
     # All views of the matrix refer to this array, so it lives as long as they do.
-    weakref.finalize(matrix, _give_back, block).atexit = False
+    weakref.finalize(matrix, _give_back, block, _releases[0]).atexit = False
     return matrix.reshape(n, n)
 
 
 def release() -> None:
-    """Return to the operating system what no matrix uses."""
-    with _lock:
-        _free.clear()
+    """Return to the operating system what no matrix uses, and later what is used now."""
+    _releases[0] += 1
+    _free.clear()
 
 
-def _give_back(block: Floats) -> None:
-    with _lock:
+def _taken() -> list[Floats]:
+    """All blocks that wait to be used; they wait no more."""
+    blocks = []
+    while _free:
+        try:
+            blocks.append(_free.pop())
+        except IndexError:  # another thread took it
+            break
+    return blocks
+
+
+def _give_back(block: Floats, releases: int) -> None:
+    if releases == _releases[0]:
         _free.append(block)
-        if len(_free) > _MOST:
-            _free.pop(min(range(len(_free)), key=lambda i: len(_free[i])))

@@ -318,7 +318,8 @@ class Effort:
         >>> Effort().finest(0.01, 200, 5_900.0), Effort().finest(0.01, 200, 3_000.0)
         (0.02, 0.0)
         """
-        return tol * max(1.0, d / self.reached) if n_effective >= self.full * self.most_points else 0.0
+        is_full = n_effective >= self.full * self.most_points
+        return tol * d / self.reached if is_full and d > self.reached else 0.0
 
     def is_for_ridge(self, n: int, d: int, last: LastStep, variances: tuple[float, float, float]) -> bool:
         """Whether to go on by ridge regression, with n points, after this step.
