@@ -13,6 +13,7 @@ from qbvi.free.check import Check, Shown
 from qbvi.free.density import FreeDensity
 from qbvi.free.method import Confirmed
 from qbvi.free.rules import FreeRules, Rounds
+from qbvi.free.search import Search, Trial
 from qbvi.noise import Noise
 from sweeps import sweep
 
@@ -814,3 +815,29 @@ def test_its_evaluations_are_taken_by_the_next_fit(stopped):
 
 def test_there_are_no_factors_of_a_free_posterior(stopped):
     assert stopped.factors == {}
+
+
+def test_a_search_that_goes_on_in_vain_changes_nothing(monkeypatch):
+    """The rounds are not made again if an exchange that was tested before the end is refuted."""
+
+    def bent(p):
+        a, b = np.log(p["a"]), np.log(p["b"])
+        return -0.5 * ((a - 0.3) / 0.2) ** 2 - 0.5 * ((b + 0.5 - 0.4 * a**2) / 0.3) ** 2
+
+    def once(self, family, state, mode, theta, y):
+        if calls:
+            return None
+        calls.append(mode)
+        refuted = Trial(0, float(np.nanmax(y)) + 100.0, 0)  # no image is so high
+        survey = state.survey._replace(is_over=False)
+        return state._replace(survey=survey, is_over=False, trials=(refuted,), n_reopened=1)
+
+    calls = []
+    prior = {"a": qbvi.LogNormal(0, 1), "b": qbvi.LogNormal(0, 1)}
+    before = qbvi.fit(bent, prior, seed=1, progress=False)
+    monkeypatch.setattr(Search, "reopened", once)
+    after = qbvi.fit(bent, prior, seed=1, progress=False)
+    assert len(calls) == 1
+    assert before.n_evals < after.n_evals <= before.n_evals + 12  # the image, and the end of the search
+    assert np.array_equal(after.q, before.q)
+    assert (after.evidence, after.converged) == (before.evidence, True)

@@ -78,3 +78,12 @@ def test_both_modes_of_flip_flop_kinetics_are_found():
     prior = {"ka": qbvi.HalfNormal(3), "ke": qbvi.HalfNormal(1), "V": qbvi.HalfNormal(30), "sd": qbvi.LogNormal(-1, 1)}
     fit = qbvi.fit(log_likelihood, prior, seed=2, tol=0.5)
     assert "V is multiplied by ke / ka" in " ".join(fit.notes)
+
+
+def test_an_exchange_that_is_also_one_of_roles_is_proposed_once():
+    """Two numbers of one prior are proposed as equal components, and as positive parameters."""
+    prior = {"a": qbvi.LogNormal(0, 1), "b": qbvi.LogNormal(0, 1), "c": qbvi.LogNormal(0, 2)}
+    method = qbvi.Free().looking_at(Model(prior), None)
+    keys = [symmetry.key for symmetry in method.symmetries]
+    assert len(set(keys)) == len(keys)
+    assert [s.keeps_prior for s in method.symmetries if s.name == "a and b are exchanged"] == [True]

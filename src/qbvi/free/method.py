@@ -114,6 +114,20 @@ class Confirmed(NamedTuple):
     bound_se: float  # ... and its standard error
 
 
+class Settled(NamedTuple):
+    """A posterior that was about to be the result, when the search went on with what it found."""
+
+    best: Confirmed
+    checks: tuple[Check, ...]
+    q: Array
+    n_modes: int  # that the search knew when it went on
+    symmetries: tuple[int, ...]  # likewise
+
+    def holds(self, search: SearchState) -> bool:
+        """Whether the search found nothing more."""
+        return len(search.modes) <= self.n_modes and search.symmetries == self.symmetries
+
+
 class FreeState(NamedTuple):
     """The state of the search for Gaussians, all points, and the state of the rounds."""
 
@@ -128,7 +142,7 @@ class FreeState(NamedTuple):
     n_tried: int = 0  # points when a structure was last searched for in vain
     n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
-    settled: Confirmed | None = None  # the posterior with which the search went on, if it did
+    settled: Settled | None = None  # the posterior with which the search went on, if it did
 
 
 @dataclass(frozen=True)
@@ -341,6 +355,11 @@ class Free(Algorithm):
         if self.needs_structure:
             state = self._with_structure(family, state) if search.is_over else state
             return state, info if state.current is None else info._replace(gap=np.float64(math.inf))
+        settled = state.settled
+        if search.is_over and settled is not None and settled.holds(search):
+            best = settled.best
+            state = state._replace(current=best.current, checks=settled.checks, best=best, q=settled.q, settled=None)
+            return state, info._replace(bound=np.float64(best.bound), gap=np.float64(self._gap(state)))
         if search.is_over:
             state = self._renewed(family, state, self._search.base(search))
         elif self._is_walled(family, state):
@@ -372,7 +391,7 @@ class Free(Algorithm):
 
         It is a Gaussian if that misses next to nothing, or if the rounds found nothing better.
         """
-        best = state.best or state.settled
+        best = state.best or (state.settled and state.settled.best)
         if best is None:
             return None
         current, check = best.current, best.check
@@ -542,7 +561,9 @@ class Free(Algorithm):
             mode = Mode(mean, cov, float(member.log_z + np.log(weight)), 0.0, -math.inf, 1)
             search = self._search.reopened(family, state.search, mode, state.theta, state.y)
             if search is not None:
-                return state._replace(search=search, current=None, checks=(), best=None, settled=state.best)
+                assert state.best is not None
+                settled = Settled(state.best, state.checks, state.q, len(search.modes), search.symmetries)
+                return state._replace(search=search, current=None, checks=(), best=None, settled=settled)
         return None
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:

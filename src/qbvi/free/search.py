@@ -67,7 +67,7 @@ class Mode(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """A symmetry of the prior, which is tested at the image of a point.
+    """A symmetry that the likelihood may have, which is tested at the image of a point.
 
     First the image of the best point has the same log-likelihood, then that of the second best one.
     Last, the log-likelihood halfway between that and its image is another one: where the function
