@@ -194,8 +194,8 @@ def test_a_path_that_cannot_reach_the_best_mode_is_given_up_early():
 def test_a_line_with_underestimated_errors_ends_in_the_main_mode():
     """With wide priors there are side modes, 60 to 140 nats down, where the scatter is all noise.
 
-    The survey has few points. Of 61 fits of these data, 58 find the main mode (docs/reliability.md). With that share, more
-    than 3 of 20 miss it with a probability of 0.02. Of fits from the centre of the prior most do.
+    The survey has few points. Of 61 fits of these data, 60 find the main mode (docs/reliability.md). With that share, more
+    than 3 of 20 miss it with a probability of 0.0003. Of fits from the centre of the prior most do.
     """
     rng = np.random.default_rng(7)
     x = np.sort(10 * rng.random(40))
