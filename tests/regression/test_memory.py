@@ -78,6 +78,8 @@ def test_matrices_in_cycles_are_given_back_while_another_one_is_made():
             del cycle
     finally:
         gc.set_threshold(*thresholds)
+    gc.collect()
+    assert len(memory._free) <= 20
     release()
 
 

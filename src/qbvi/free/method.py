@@ -746,13 +746,13 @@ class Free(Algorithm):
         """
         rule, makes_sense = self.rules.rounds, self._makes_sense(pool.u)
         canonical = pool._replace(u=self._search.group(state.search).canonical(pool.u))
-        may_call = self._makes_sense(canonical.u)
+        image_makes_sense = self._makes_sense(canonical.u)
         # Through noise, a few draws measure nothing.
         is_measurable = not self.cells and surface.border is None and makes_sense.any() and not state.search.path.noise
         if n < rule.measured or not self._is_near_the_end(state) or not is_measurable:
-            return Exploring(most_informative(surface, canonical, n, rule.pool, may_call))
+            return Exploring(most_informative(surface, canonical, n, rule.pool, image_makes_sense))
         drawn = pool.possible(np.random.default_rng(n + len(surface.points.y)), n // 2, makes_sense)
-        others = most_informative(surface, canonical, n - len(drawn.u), rule.pool, may_call)
+        others = most_informative(surface, canonical, n - len(drawn.u), rule.pool, image_makes_sense)
         return Exploring(np.concatenate([drawn.u, others]), *drawn[1:])
 
     def _is_near_the_end(self, state: FreeState) -> bool:
@@ -803,8 +803,9 @@ class Free(Algorithm):
         """
         rules, d = self.rules, len(base.mean)
         known = () if state.current is None else state.current.density.jumping
-        is_known_well = smooth.n_near < rules.search.known * (d + 1) or smooth.unexplained < 2 * self.tol
-        if self.cells or state.search.path.noise or (is_known_well and not known):
+        has_enough = smooth.n_near >= rules.search.known * (d + 1)
+        is_torn = has_enough and smooth.unexplained >= 2 * self.tol
+        if self.cells or state.search.path.noise or not (is_torn or known):
             return smooth
         start, points = rules.search.start(d, is_rough=True), smooth.points
         start[: len(smooth.shape)] = smooth.shape

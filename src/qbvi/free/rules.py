@@ -197,7 +197,7 @@ class SurveyRule:
     best: int = 1  # lines to the mode from the best of them ...
     surprising: int = 2  # ... and from those that exceed most what the Gaussians predict
     # Standard deviations of the prior from its centre beyond which a mode is at an end of it: an
-    # eighth of a uniform prior. So many of its own standard deviations belong to a mode.
+    # eighth of a uniform prior. A mode reaches so many of its standard deviations from its mean.
     at_end: float = 1.2
     reach: float = 2.0
     inexact: float = 0.1  # error of that prediction, relative to its depth, that is no surprise

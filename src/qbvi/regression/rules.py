@@ -354,7 +354,7 @@ class NoiseCheck:
     """
 
     repeated: int = 4  # points that are evaluated twice: two mirror pairs
-    # Of these, least with a likelihood. Where there is none, values are equal, whatever the noise.
+    # Fewest of them with a likelihood. Where there is none, values are equal, whatever the noise.
     fewest: int = 2
     draws: int = 20  # effective draws for each repeated point near q, once that is more
     steepest: float = 3.0  # largest power of the law of the noise (`qbvi.regression.noise`) ...
@@ -780,8 +780,8 @@ class ShrinkRule:
     # coordinate. A Gaussian changes by half a nat over its own.
     change: float = 5.0
     blind: float = 0.01  # factor of a step to where there is no likelihood
-    # Least and largest factor of another. The change may grow with the step, with its square, or
-    # exponentially: one step tells no more than that.
+    # Least and largest factor of any other step. The change may grow with the step, with its
+    # square, or exponentially: one step tells no more than that.
     smallest: float = 0.03
     largest: float = 0.5
     rounds: int = 10  # of steps
