@@ -515,6 +515,12 @@ def test_the_time_for_ridge_regression():
     assert not effort.is_for_ridge(1000, 15, limited, quadratic)
 
 
+@pytest.mark.parametrize("setting", [{"tol": 1e7}, {"initial_scale": 1e7}])
+def test_a_tolerance_or_a_scale_that_is_a_slip_is_refused(setting):
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        qbvi.Regression(**setting)
+
+
 def test_a_quick_function_of_many_parameters_gets_advice_and_no_other_method():
     family, method = Gaussian(50), qbvi.Regression()
     state = method.init(family, family.start(np.zeros(50), np.ones(50)))

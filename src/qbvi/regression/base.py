@@ -30,7 +30,7 @@ from qbvi.stopping import GapBelow, Rule
 __all__ = ["Answer", "Move", "RegressionMethod", "finite_or_zero", "is_returned"]
 
 Floats = NDArray[np.float64]
-_LARGEST = 1e6  # of a tolerance or a scale; more is a slip
+_LARGEST_SETTING = 1e6  # of a tolerance or a scale; more is a slip
 
 _LARGEST = 1e100  # nats: a log joint further below zero is minus infinity for every purpose
 
@@ -85,7 +85,7 @@ class RegressionMethod(Algorithm):
     def __post_init__(self) -> None:
         instance_of("rules", self.rules, Rules, "a qbvi.regression.rules.Rules")
         for name in ("tol", "initial_scale"):
-            number(name, positive_number(name, getattr(self, name)), most=_LARGEST)
+            number(name, positive_number(name, getattr(self, name)), most=_LARGEST_SETTING)
         for name in ("n_fresh", "window"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         one_of("keep", self.keep, "best", "last")
