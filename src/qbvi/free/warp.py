@@ -197,9 +197,10 @@ def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
     sample = sample.within(columns, rules)
     fit = _regression(sample, given, rules, other=0.0)
     others = np.setdiff1d(np.arange(d), columns)
-    v, by_function = sample.z[:, others], fit.functions * fit.alpha[:, None]
-    linear = fit.units[:, None] * (by_function.T @ v) * (2 / d)
-    precision = fit.units[:, None, None] * np.einsum("nk,ni,nj->kij", by_function, v, v) * (-2 / d**2)
+    v: Floats = sample.z[:, others]
+    raised, by_function = v @ _metric(sample, others), fit.functions * fit.alpha[:, None]
+    linear = fit.units[:, None] * (by_function.T @ raised) * (2 / d)
+    precision = fit.units[:, None, None] * np.einsum("nk,ni,nj->kij", by_function, raised, raised) * (-2 / d**2)
     precision[0] += sample.precision[np.ix_(others, others)]
     # Far out one function dominates: its P alone must be a precision, else an error would grow.
     dominant = _dominant(rates)
@@ -262,9 +263,10 @@ def _regression(sample: Sample, given: Given, rules: WarpSearch, other: float) -
     phi = _functions(z[:, columns], np.array([rate for _, rate in given]), sample.scale[columns])
     units = 1 / np.maximum(np.median(np.abs(phi), axis=0), _TINY)
     phi = phi * units
-    v, usual = np.delete(z, columns, axis=1), sample.precision
-    y = y + 0.5 * np.sum(v * (v @ np.delete(np.delete(usual, columns, 0), columns, 1)), axis=1)
-    K = (phi @ phi.T) * (1 + v @ v.T / d) ** 2
+    others = np.setdiff1d(np.arange(d), columns)
+    v: Floats = z[:, others]
+    y = y + 0.5 * np.sum(v * (v @ sample.precision[np.ix_(others, others)]), axis=1)
+    K = (phi @ phi.T) * (1 + v @ _metric(sample, others) @ v.T / d) ** 2
     if other > 0:
         K += other * np.exp(-0.5 / (rules.length**2 * d) * squared_distances(z, z))
     if columns:
@@ -273,6 +275,16 @@ def _regression(sample: Sample, given: Given, rules: WarpSearch, other: float) -
     size = float(np.median(np.diagonal(K)))
     misfit, alpha = min((_left_out(K / size, y, noise) for noise in rules.noises), key=lambda trial: trial[0])
     return _Regression(misfit, alpha / size, phi, units)
+
+
+def _metric(sample: Sample, others: NDArray[np.int64]) -> Floats:
+    """Inverse covariance (m, m) of v, the ``others``, in the Gaussian.
+
+    With it as the metric, the prior of b and P is the same in all directions of the Gaussian. A
+    slope of the year and the intercepts of groups are so closely correlated that the directions in
+    which they differ are a hundred times narrower than either.
+    """
+    return np.asarray(np.linalg.inv(np.linalg.inv(sample.precision)[np.ix_(others, others)]))
 
 
 def _left_out(K: Floats, y: Floats, noise: float) -> tuple[float, Floats]:
