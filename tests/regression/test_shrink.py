@@ -8,8 +8,8 @@ from numpy.testing import assert_allclose
 from scipy.special import gammaln
 
 import qbvi
-from qbvi.regression.gaussian import _is_steep_on_both_sides
-from qbvi.regression.rules import ShrinkRule
+from qbvi.regression.gaussian import _is_steep_on_both_sides, _is_steep_on_one_side
+from qbvi.regression.rules import LadderRule, ShrinkRule
 from qbvi.regression.shrink import Shrink
 
 RULE = ShrinkRule()
@@ -164,3 +164,16 @@ def test_a_start_that_is_far_away_is_not_too_wide():
     assert not _is_steep_on_both_sides(far, 1e4)
     assert _is_steep_on_both_sides(wide, 1e4)
     assert not _is_steep_on_both_sides(np.where(np.arange(4) == 1, -np.inf, wide), 1e4)
+
+
+def test_an_exponential_falls_on_one_side_alone():
+    """A line, a quadratic that is far away, and one that is too narrow change on both sides."""
+    z = np.repeat([[2.0, 0.1], [0.2, 1.0], [0.1, -0.5]], 2, axis=0) * np.tile([[1.0], [-1.0]], (3, 1))
+    steep = {
+        "exponential": (-np.exp(30 * z[:, 0]) + z[:, 1], True),
+        "line": (1e6 * z[:, 0] - z[:, 1], False),
+        "far": (-0.5 * (1e3 * z[:, 0] - 1e7) ** 2, False),
+        "narrow": (-0.5 * (1e4 * z[:, 0] - 30) ** 2 - z[:, 1] ** 2, False),
+    }
+    for y, is_one_sided in steep.values():
+        assert _is_steep_on_one_side(y, LadderRule().one_sided) == is_one_sided

@@ -523,7 +523,8 @@ class Regression(RegressionMethod):
 
         It is due if the newest residuals ``h`` range over orders of magnitude, and no quadratic
         follows them. An exponential on the wrong scale does so, and so does a function with zero
-        likelihood among them. A quadratic does not, however steep. At the first start, a search
+        likelihood among them. A quadratic does not, however steep. With few points a quadratic
+        follows anything, but not a fall on one side of the mean alone. At the first start, a search
         tells how narrow.
         """
         rule, finite = self.rules.ladder, h[np.isfinite(h)]
@@ -532,6 +533,7 @@ class Regression(RegressionMethod):
             return None
         spread = float(np.ptp(finite))
         is_torn = len(finite) < len(h) or math.sqrt(answer.tail) > rule.unexplained * spread
+        is_torn = is_torn or _is_steep_on_one_side(h, rule.one_sided)
         if not (spread > rule.wild and is_torn):
             return None
         if self._may_shrink(state):
@@ -560,6 +562,17 @@ def _is_steep_on_both_sides(y: Floats, wild: float) -> bool:
     even, odd = 0.5 * (y[::2] + y[1::2]), 0.5 * (y[::2] - y[1::2])
     range_ = float(np.ptp(even)) if np.isfinite(even).all() else 0.0
     return range_ > max(wild, float(np.max(np.abs(odd))))
+
+
+def _is_steep_on_one_side(y: Floats, one_sided: float) -> bool:
+    """Whether the log joint falls far on one side of the mean, and changes little on the other.
+
+    Of the values (n,) of mirror pairs, one after the other, the pair with the lowest value tells.
+    Its even part is then as far below that of the best pair as its odd part is large.
+    """
+    even, odd = 0.5 * (y[::2] + y[1::2]), 0.5 * np.abs(y[::2] - y[1::2])
+    pair = int(np.argmin(y)) // 2
+    return bool(abs(np.max(even) - even[pair] - odd[pair]) < one_sided * np.ptp(y))
 
 
 def _searching(state: RegressionState) -> Info:

@@ -725,6 +725,10 @@ class LadderRule:
     # Standard deviation of what a regression leaves unexplained, relative to that range, beyond
     # which the function is no quadratic on this scale, so that the scale is too wide ...
     unexplained: float = 0.1
+    # ... or largest change on the other side of the mean from its lowest value, likewise: an
+    # exponential falls on one side. A quadratic changes on both, or its slope and its curvature are
+    # equal by chance ...
+    one_sided: float = 1e-3
     narrowing: float = 0.01  # ... and the factor by which the next one is narrower ...
     narrowest: float = 1e-10  # ... down to this, relative to the first: a function may be all steps
     patience: int = 4  # consecutive steps on a wrong scale that a rule limited, before a search
