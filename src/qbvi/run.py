@@ -245,7 +245,7 @@ class Run:
                     self._turned(is_last=False)
                 stop = (yield from self._step(progress)) if compiled is None else self._steps(compiled, progress)
             self._turned(is_last=True)
-            if self._outcome() or not (stop.converged and (yield from self._is_doubted())):
+            if not stop.converged or self._outcome() or not (yield from self._is_doubted()):
                 return self._state.q, stop
             assert self._look is not None
             assert self._look.draws is not None
@@ -473,6 +473,7 @@ class Run:
         self.black_box.is_lenient = stage == "search"
         if record is not None:
             self.black_box.on_returned = lambda made, values, noise_sd: record.add(theta[made], values, noise_sd, stage)
+            self.black_box.stand_ins = record.stand_ins
         start = self._seconds()
         evaluated = yield request
         self._seconds_of_function += self._seconds() - start
@@ -544,8 +545,9 @@ class Run:
 
     def _finish(self, kept: Kept, stop: Stop) -> Conversation:
         """Estimate the bound from fresh draws: the best of many noisy estimates is too high."""
-        if self._outcome():
-            return self._freeze(kept, stop)
+        outcome = self._outcome()
+        if outcome is not None:
+            return self._checked(outcome, stop)
         self._remark_left_out(kept.q)
         look = self._look
         if look is None or look.q is not kept.q:
@@ -703,6 +705,9 @@ class Run:
             notes.append(
                 f"fit.evaluations leaves out the oldest {self._evaluations.n_dropped:,} points, to save memory"
             )
+        if self._evaluations is not None and (numbers := self._evaluations.recurring):
+            named = " and ".join(f"{number:.6g}" for number in numbers)
+            notes.append(f"the function returned {named} at several points: this stands for a likelihood of zero")
         return tuple(notes)
 
     @np.errstate(all="ignore")  # values may be too large to square: their standard error is infinite

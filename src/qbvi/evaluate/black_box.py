@@ -26,7 +26,7 @@ from qbvi.evaluate.policy import (
     treatment_of,
     tries_of,
 )
-from qbvi.points import Points, count, is_named, items, rows
+from qbvi.points import Points, count, is_named, items, row, rows
 
 __all__ = [
     "AbandonedError",
@@ -150,6 +150,8 @@ class BlackBox:
     # Called with the rows that were evaluated, with their values as the function returned them, and
     # with their noise.
     on_returned: Callable[[NDArray[np.int64], Floats, Floats], None] | None = None
+    # Called after that with their number: which of these values (n,) stand for minus infinity.
+    stand_ins: Callable[[int], NDArray[np.bool_]] | None = None
     # Called as each evaluation arrives, with how many of the points have a value by then.
     on_evaluated: Callable[[int], None] | None = None
 
@@ -202,6 +204,10 @@ class BlackBox:
         failures = {i: outcome.failure for i, outcome in enumerate(ordered) if outcome.failure is not None}
         if self.on_returned is not None:
             self.on_returned(made, raw, noise_sd)
+        if self.stand_ins is not None:
+            for i in np.flatnonzero(self.stand_ins(len(raw))).tolist():
+                failures[i] = Failure(row(points, int(made[i])), ZERO, f"returned {raw[i]:.6g}, as at other points")
+                raw[i] = -np.inf
         if is_first:
             warn_if_not_a_log(raw[np.isfinite(raw)])
         evaluated = Evaluated(raw * scale, np.isfinite(raw), noise_sd * scale)

@@ -18,6 +18,11 @@ Floats = NDArray[np.float64]
 _GIVEN = STAGES.index("given")
 # Most numbers (points times dimensions) that a record keeps of a run's own points: 128 MiB.
 _MOST_NUMBERS = 2**24
+# A number that the function returns at so many different points, so many nats below its best value,
+# stands for minus infinity: a smooth function takes the same value twice only by a symmetry, and a
+# plateau so low has no mass.
+_FEWEST_EQUAL = 3
+_FAR_BELOW = 1000.0
 
 
 class Recorded(NamedTuple):
@@ -74,6 +79,40 @@ class Record:
         first = parts[0][0] if parts else np.nan
         is_constant = bool(parts) and all(bool(np.all(values == first)) for values in parts)
         return sum(map(len, parts)) if is_constant else 0
+
+    def stand_ins(self, newest: int) -> NDArray[np.bool_]:
+        """Which of the newest values stand for a likelihood of zero, such as -1e10: (newest,).
+
+        As long as the function has returned one number alone, this is compared with zero.
+
+        Examples
+        --------
+        >>> record = Record(1)
+        >>> theta, values = np.arange(5.0)[:, None], np.array([-1e10, -3.0, -1e10, -1e10, -2.0])
+        >>> record.add(theta, values, np.zeros(5), "step")
+        >>> record.stand_ins(3)
+        array([ True,  True, False])
+        """
+        values = np.concatenate([part.value for part in self._parts])
+        new = values[len(values) - newest :]
+        return np.isin(new, self._recurring(values, new))
+
+    @property
+    def recurring(self) -> tuple[float, ...]:
+        """All numbers that stand for a likelihood of zero."""
+        values = np.concatenate([part.value for part in self._parts])
+        return tuple(self._recurring(values, values))
+
+    def _recurring(self, values: Floats, some: Floats) -> list[float]:
+        """Those of some values that stand for minus infinity among all values (N,) so far."""
+        finite = values[np.isfinite(values)]
+        best = float(np.max(finite, initial=-np.inf))
+        best = 0.0 if np.all(finite == best) else best
+        low = np.unique(some[np.isfinite(some) & (some < best - _FAR_BELOW)]).tolist()
+        if not low:
+            return []
+        theta = np.concatenate([part.theta for part in self._parts])
+        return [value for value in low if len(np.unique(theta[values == value], axis=0)) >= _FEWEST_EQUAL]
 
     def give(self, given: Recorded) -> None:
         """Take the points that were given to the run."""
