@@ -1,4 +1,4 @@
-"""A density for points of unknown origin: a few Gaussians, each with the moments of its points."""
+"""Points of unknown origin: their density, a few Gaussians, and the hills of a function on them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
-__all__ = ["Cluster", "clusters", "log_density"]
+__all__ = ["Cluster", "clusters", "hills", "log_density"]
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -67,6 +68,51 @@ def log_density(found: list[Cluster], theta: Floats) -> Floats:
     """Log of the sum over clusters of n N(theta; mean, cov): (N, d) -> (N,)."""
     terms = [math.log(len(c.rows)) + _log_normal(theta, c.mean, c.cov) for c in found]
     return np.asarray(np.logaddexp.reduce(terms))
+
+
+def hills(z: Floats, y: Floats, valley: float) -> list[Rows]:
+    """Divide points z (N, d) into the hills of a function with values y (N,).
+
+    From the highest point downwards, each joins the hill of its highest neighbour, or is the top of
+    a new one. Where a point joins two hills, the lower one is part of the higher one, unless its
+    top is more than ``valley`` above the pass. The highest hill comes first.
+
+    Examples
+    --------
+    >>> z = np.linspace(-4, 4, 80)[:, None]
+    >>> y = np.logaddexp(-2 * (z[:, 0] + 2) ** 2, -2 * (z[:, 0] - 2) ** 2 - 1)
+    >>> [len(rows) for rows in hills(z, y, valley=3.0)]
+    [41, 39]
+    >>> [len(rows) for rows in hills(z, y, valley=30.0)]
+    [80]
+    """
+    n, n_near = len(z), min(2 * z.shape[1] + 1, len(z))
+    near = np.reshape(scipy.spatial.cKDTree(z).query(z, n_near)[1], (n, n_near))
+    order = np.argsort(-y, kind="stable")
+    rank = np.empty(n, dtype=np.int64)
+    rank[order] = np.arange(n)
+    neighbours: list[set[int]] = [set() for _ in range(n)]
+    for i, j in zip(np.repeat(np.arange(n), n_near).tolist(), near.ravel().tolist(), strict=True):
+        neighbours[i].add(j)
+        neighbours[j].add(i)
+    top = list(range(n))  # of the hill that a point belongs to, or a point nearer to it
+
+    def top_of(i: int) -> int:
+        while top[i] != i:
+            top[i] = top[top[i]]
+            i = top[i]
+        return i
+
+    for i in order.tolist():
+        above = sorted({top_of(j) for j in neighbours[i] if rank[j] < rank[i]}, key=lambda j: rank[j])
+        if not above:
+            continue
+        top[i] = above[0]
+        for other in above[1:]:
+            if y[other] - y[i] <= valley:
+                top[other] = above[0]
+    of = np.array([rank[top_of(i)] for i in range(n)])
+    return [np.flatnonzero(of == first) for first in np.unique(of)]
 
 
 def _halved(theta: Floats, rows: Rows, floor: Floats) -> Iterator[Cluster]:

@@ -79,6 +79,14 @@ class Part(NamedTuple):
     stop: int
 
 
+class Component(NamedTuple):
+    """A Gaussian of a mixture, and the lower bound on the log integral of the posterior there."""
+
+    mean: Array  # (d,)
+    cov: Array  # (d, d)
+    bound: float
+
+
 class Known(NamedTuple):
     """Evaluations that were made before the fit, one `Part` after another."""
 
@@ -87,6 +95,10 @@ class Known(NamedTuple):
     noise_sd: Array  # (N,) zero if unknown
     parts: tuple[Part, ...]
     noise: float  # variance of the function's noise; zero if it has none
+    # A mixture near the posterior of a converged fit under the same prior, or near that of points
+    # with enough weight; empty if there is none.
+    components: tuple[Component, ...] = ()
+    is_sample: bool = False  # whether the points are a sample of the posterior, as of a Markov chain
 
 
 class Algorithm(ABC):

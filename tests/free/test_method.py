@@ -1,6 +1,7 @@
 """The free posterior from end to end: shapes against quadrature, and everything that a fit can do."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import qbvi
 from comparison import assert_same
 from qbvi.families import Gaussian
+from qbvi.free.base import Base
 from qbvi.free.check import Check, Shown
 from qbvi.free.density import FreeDensity
 from qbvi.free.method import Confirmed
 from qbvi.free.rules import FreeRules, Rounds
 from qbvi.free.search import Search, Trial
+from qbvi.free.surface import Points
 from qbvi.noise import Noise
 from sweeps import sweep
 
@@ -180,9 +183,64 @@ def test_a_budget_that_is_too_small_for_a_survey_is_noted():
     def gaussian(x):
         return -0.5 * float(x @ x)
 
-    notes = {n: qbvi.fit(gaussian, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=n).notes for n in (60, 1000)}
-    assert any("survey the prior" in note for note in notes[60])
-    assert not any("survey the prior" in note for note in notes[1000])
+    fits = {n: qbvi.fit(gaussian, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=n) for n in (60, 80, 1000)}
+    assert fits[60].notes == (
+        "the posterior of the known modes has settled, but the fit ended before it had looked everywhere for other modes",
+    )
+    assert [fit.converged for fit in fits.values()] == [False, True, True]
+    assert abs(fits[60].evidence - fits[1000].evidence) < 0.02
+    assert not fits[80].notes
+
+
+def test_a_budget_for_one_mode_alone_is_not_converged():
+    # Two modes take some 140 evaluations.
+    assert not qbvi.fit(two_modes, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=75).converged
+
+
+@pytest.mark.parametrize("seed", sweep([1, 2, 3], first=1))
+def test_a_budget_for_one_mode_and_a_survey_finds_two_modes(seed):
+    # Half of it, so that there are draws left to check the result.
+    fit = qbvi.fit(two_modes, qbvi.Normal(0, 5, shape=2), seed=seed, max_evals=140)
+    assert abs(fit.evidence - two_modes_evidence(5)) < 0.15
+    assert abs(np.mean(fit.sample(1500, seed=1)[:, 0] < 0) - 0.7) < 0.08
+
+
+def test_a_search_that_takes_half_of_the_budget_goes_on_when_the_posterior_is_settled():
+    fit = qbvi.fit(two_modes, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=240)
+    assert fit.converged
+    assert fit.evaluations.stage[-1] == "search"
+    # The standard error of the evidence is 0.02.
+    assert abs(fit.evidence - two_modes_evidence(5)) < 0.06
+
+
+def two_bananas(x):
+    return banana(x[:2]) + banana(x[2:])
+
+
+def test_long_rounds_are_followed_by_another_look_for_modes():
+    fit = qbvi.fit(two_bananas, qbvi.Normal(0, 3, shape=4), seed=2)
+    stages = np.asarray(fit.evaluations.stage)
+    began, ended = (
+        int(rows[-1]) + 1 for rows in (np.flatnonzero(stages[:-30] == "search"), np.flatnonzero(stages == "step"))
+    )
+    assert ended > 2 * began
+    # Six points, three lines of three to the mode from the best of them, a climb of seven, a line from its end.
+    assert fit.converged
+    assert 6 <= len(stages) - ended <= 6 + 9 + 7 + 3
+    assert abs(fit.evidence + 2 * 2.2598) < 3 * fit.evidence_se < 0.1  # by quadrature
+
+
+def test_a_fit_that_is_looked_at_while_it_searches_is_at_the_best_mode():
+    def slope_below(x):  # a hill, and a lower one that leads far away
+        return float(np.logaddexp(-0.5 * np.sum((x - 2) ** 2), -5 - 0.5 * np.sum(((x + 12) / 3) ** 2)))
+
+    ask, found = qbvi.Ask(qbvi.Normal(0, 6, shape=3), seed=1), []
+    while not ask.done:
+        points = ask.ask()
+        ask.tell(points, [slope_below(x) for x in points])
+        found.append(float(np.mean(ask.fit().sample(200, seed=1)[:, 0] > -2)))
+    first = next(i for i, share in enumerate(found) if share > 0.9)
+    assert min(found[first:]) > 0.5
 
 
 def test_hard_edges():
@@ -417,12 +475,61 @@ def test_lost_rounds_send_the_search_further_along_its_path():
         assert state.current is not None
         theta = state.current.draws[: 2 * len(state.current.exploring.points)]
         y = -0.5 * np.sum(theta**2, axis=1) - np.linspace(0, 50, len(theta))
-        state, _ = method._round(family, state._replace(best=None), theta, y)
+        state, info = method._round(family, state._replace(best=None), theta, y)
         assert state.n_lost == n_lost % method.rules.rounds.lost_rounds
     assert state.current is None
+    # Draws of the lost round say nothing of the path's Gaussian: a fit that ended here had an evidence of -0.4 for -429.
+    assert not len(info.h)
     assert not state.search.is_over
     assert not state.search.modes
     assert len(state.search.path.store.y) == n_path
+
+
+@pytest.mark.parametrize(("below", "hope", "goes_on"), [(4.0, 3.0, True), (1.0, 3.0, False), (4.0, 0.1, False)])
+def test_rounds_that_leave_their_mode_behind_send_the_search_after_them(below, hope, goes_on):
+    """A search had ended early, and rounds climbed 25 nats by half a nat each. A path takes a few steps for that.
+
+    It goes on where the rounds are, with their points, but not if they are about to end.
+    """
+    method, family = qbvi.Free(), Gaussian(2)
+    state = _state_in_rounds(method, family)
+    (mode,), current = state.search.modes, state.current._replace(hope=hope, error=0.0, change=0.0)
+    search = state.search._replace(modes=(mode._replace(bound=math.log(2 * math.pi) - below),))
+    theta = current.draws[: 2 * len(current.exploring.points)]
+    y = -0.5 * np.sum(theta**2, axis=1)
+    n_path = len(state.search.home.store.y)
+    points = {"theta": np.concatenate([state.theta, theta]), "y": np.concatenate([state.y, y])}
+    noise = np.zeros(len(points["y"]))
+    after, _ = method._round(family, state._replace(search=search, current=current, noise=noise, **points), theta, y)
+    assert (after.current is None) == goes_on
+    assert after.search.is_thorough == goes_on
+    assert len(after.search.path.store.y) == n_path + (len(theta) if goes_on else 0)
+    if goes_on:  # what was confirmed is the result, unless the path is better
+        assert method.outcome(family, after) is not None
+        better = after.search._replace(bounds=(math.log(2 * math.pi) + 2.0,))
+        assert method.outcome(family, after._replace(search=better)) is None
+        # The rounds may have begun without a mode, behind walls that no Gaussian knows of.
+        walled = after.settled._replace(n_modes=0)
+        assert method.outcome(family, after._replace(search=better, settled=walled)) is not None
+
+
+@pytest.mark.parametrize("n_given", [0, 1])
+def test_a_structure_is_sought_before_a_path_goes_on(n_given):
+    """In its coordinates rounds reached the posterior in three, where a path took hundreds of evaluations."""
+
+    class Structured(qbvi.Free):
+        def _outgrown(self, family, state, bound):
+            return state._replace(current=None)
+
+        def _renewed(self, family, state, base):
+            assert state.current is None  # it is sought anew
+            return state._replace(current=current._replace(density=replace(current.density, n_given=n_given)))
+
+    method, family = Structured(), Gaussian(2)
+    state = _state_in_rounds(qbvi.Free(), family)
+    current = state.current
+    after = method._advanced(family, state, (np.empty((0, 2)), np.empty(0)), 0.0, is_lost=True)
+    assert (after.current is not None) == bool(n_given)
 
 
 def test_a_surrogate_with_less_mass_than_a_mode_is_lost():
@@ -518,6 +625,24 @@ def test_a_surrogate_without_mass_is_void_though_its_ratios_seem_exact():
     assert Shown.by((nothing,)).missing == 0
     assert method._is_void(state, nothing)
     assert not method._is_void(state, _check(np.zeros(8), math.log(2 * math.pi)))
+
+
+@pytest.mark.parametrize("apart", [1.0, 8.0])
+def test_two_gaussians_in_one_funnel_have_its_coordinates_and_two_modes_have_not(apart):
+    """Paths that end early at both sides of a funnel look like two modes, until the rounds move them together."""
+    rng, d = np.random.default_rng(1), 3
+    s = 0.6 * rng.standard_normal(150)
+    v = np.exp(s)[:, None] * rng.standard_normal((150, d - 1))
+    theta = np.column_stack([s, v])
+    y = -0.5 * (s / 0.6) ** 2 - 0.5 * np.sum((v / np.exp(s)[:, None]) ** 2, axis=1) - (d - 1) * s
+    base = Base(np.array([0.3, 0.7]), np.array([[0.0, 0.0, 0.0], [0.0, apart, 0.0]]), np.stack([np.eye(d)] * 2))
+    method = qbvi.Free()
+    state = method.init(Gaussian(d), Gaussian(d).start(np.zeros(d), np.ones(d)))
+    points = Points(theta, y, np.zeros(150), np.empty((0, d)))
+    surface, _, n_warped = method._surface(state._replace(y=y), base, points, None)
+    is_one = apart < method.rules.survey.apart
+    assert ([which for which, _ in surface.warp.structure] == [0]) is is_one
+    assert n_warped == (150 if is_one else 0)  # else the next search for a kernel looks again
 
 
 def _check(r, log_z):

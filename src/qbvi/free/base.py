@@ -62,6 +62,20 @@ class Base(NamedTuple):
         """Mean covariance of the components (d, d)."""
         return np.asarray(np.tensordot(self.weights, self.covs, axes=1))
 
+    def is_connected(self, apart: float) -> bool:
+        """Whether no two components are ``apart``, in standard deviations of the wider one.
+
+        Examples
+        --------
+        >>> wide = Base(np.full(2, 0.5), np.array([[0.0], [4.0]]), np.array([[[1.0]], [[4.0]]]))
+        >>> wide.is_connected(3.0), wide._replace(covs=np.ones((2, 1, 1))).is_connected(3.0)
+        (True, False)
+        """
+        between = self.means - self.means[:, None]
+        solved = np.linalg.solve(self.covs, between.transpose(0, 2, 1)).transpose(0, 2, 1)
+        squares = np.sum(between * solved, axis=2)
+        return bool(np.max(np.minimum(squares, squares.T)) < apart**2)
+
     def updated(self, u: Floats, weights: Floats) -> Base:
         """One step of the EM algorithm towards weighted draws u (n, d).
 

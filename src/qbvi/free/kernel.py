@@ -181,5 +181,7 @@ def _smooth(r: Floats) -> Floats:
 
 def squared_distances(a: Floats, b: Floats) -> Floats:
     """Squared distances between points a (n, d) and b (m, d): (n, m)."""
-    squares = np.sum(a**2, axis=1)[:, None] + np.sum(b**2, axis=1)[None, :] - 2 * (a @ b.T)
+    squares, products = np.add.outer(np.sum(a**2, axis=1), np.sum(b**2, axis=1)), a @ b.T
+    products *= 2
+    squares -= products
     return np.asarray(np.maximum(squares, 0.0, out=squares))

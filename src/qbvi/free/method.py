@@ -120,12 +120,16 @@ class Settled(NamedTuple):
     best: Confirmed
     checks: tuple[Check, ...]
     q: Array
-    n_modes: int  # that the search knew when it went on
+    n_modes: int  # that the search knew when it went on; minus one if it is to find another one for sure
     symmetries: tuple[int, ...]  # likewise
 
     def holds(self, search: SearchState) -> bool:
         """Whether the search found nothing more."""
         return len(search.modes) <= self.n_modes and search.symmetries == self.symmetries
+
+    def restored(self, state: FreeState) -> FreeState:
+        """The state with this posterior."""
+        return state._replace(current=self.best.current, checks=self.checks, best=self.best, q=self.q)
 
 
 class FreeState(NamedTuple):
@@ -142,6 +146,7 @@ class FreeState(NamedTuple):
     n_tried: int = 0  # points when a structure was last searched for in vain
     n_stuck: int = 0  # rounds without improvement, with as many points as a surrogate can have
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
+    n_began: int = 0  # points when the rounds began
     settled: Settled | None = None  # the posterior with which the search went on, if it did
 
 
@@ -165,7 +170,11 @@ class Free(Algorithm):
     cells
         The coordinates that stand for whole numbers. `qbvi.fit` sets it.
     is_hurried
-        Whether the budget is too small for that survey. `qbvi.fit` sets it.
+        Whether the budget is so small that the survey waits until the posterior has settled.
+        `qbvi.fit` sets it.
+    most_searched
+        Evaluations after which other modes are looked for only when the posterior has settled.
+        `qbvi.fit` sets it.
     symmetries
         Symmetries that the likelihood may have. `qbvi.fit` sets them.
     log_prior
@@ -192,6 +201,7 @@ class Free(Algorithm):
     rules: FreeRules = field(default_factory=FreeRules, repr=False)
     cells: Cells = field(default_factory=Cells, repr=False)
     is_hurried: bool = field(default=False, repr=False)
+    most_searched: float = field(default=math.inf, repr=False)
     symmetries: tuple[Symmetry, ...] = field(default=(), repr=False)
     log_prior: LogPrior | None = field(default=None, repr=False)
     needs_structure: bool = field(default=False, repr=False)
@@ -235,17 +245,23 @@ class Free(Algorithm):
         """The method that surveys this model's prior for other modes, also with a start."""
         if self.needs_structure:  # a survey of so many dimensions finds nothing
             return replace(self, first=self.first.looking_at(model, max_evals, has_start=has_start))
-        first = self.first.looking_at(model, max_evals)
+        prior = PriorScale.of(model)
+        rule, budget = self.rules.survey, math.inf if max_evals is None else max_evals
+        is_hurried = prior is not None and budget < rule.least_budget(model.dim)
         # Every mode of a periodic parameter has copies, which are no other modes.
-        is_periodic = bool(np.isfinite(model.periods).any())
-        prior = None if is_periodic else first.prior
-        is_hurried = first.prior is None and PriorScale.of(model) is not None
+        prior = None if np.isfinite(model.periods).any() else prior
         symmetries = () if prior is None or self.cells else _different(*proposed(model), *exchanged_roles(model))
-        first = self.first if has_start else first
+        first = self.first if has_start else self.first.looking_at(model, max_evals)
         is_kept = all(symmetry.keeps_prior for symmetry in symmetries)
         log_prior = None if is_kept else model.log_prior
         return replace(
-            self, first=first, prior=prior, is_hurried=is_hurried, symmetries=symmetries, log_prior=log_prior
+            self,
+            first=first,
+            prior=prior,
+            is_hurried=is_hurried,
+            most_searched=rule.most * budget,
+            symmetries=symmetries,
+            log_prior=log_prior,
         )
 
     def is_exploring(self, state: FreeState) -> bool:
@@ -279,8 +295,13 @@ class Free(Algorithm):
             notes = (*notes, "with so much noise other modes are not looked for")
         if self.needs_structure and state.current is not None:
             notes = (*notes, "in so many dimensions other modes are not looked for")
-        if self.is_hurried:
-            notes = (*notes, "the budget is too small to survey the prior, so another mode may have been missed")
+        if state.search.modes and not (state.best or state.settled or self.needs_structure):
+            notes = (*notes, "the fit ended before any draws had checked its result")
+        if state.search.is_sample:
+            notes = (*notes, "the earlier evaluations are a sample of the posterior, so its modes are theirs")
+        if state.search.survey is not None and not self.needs_structure and not self._is_searched(state):
+            so_far = "the posterior of the known modes has settled, but " if state.settled else ""
+            notes = (*notes, f"{so_far}the fit ended before it had looked everywhere for other modes")
         if self._search.is_full(state.search):
             n = len(self._search.worthy(state.search))
             notes = (*notes, f"the search for modes ended when it had found {n} of them: there may be more")
@@ -311,7 +332,8 @@ class Free(Algorithm):
     def init(self, family: Any, q: Array) -> FreeState:
         """State before the first iteration."""
         none = np.empty(0)
-        return FreeState(np.asarray(q), self._search.init(family, q), np.empty((0, family.dim)), none, none, None, ())
+        search = self._search.init(family, q)._replace(is_postponed=self.is_hurried)
+        return FreeState(np.asarray(q), search, np.empty((0, family.dim)), none, none, None, ())
 
     @property
     def uses_earlier(self) -> bool:
@@ -319,14 +341,19 @@ class Free(Algorithm):
         return True
 
     def knowing(self, family: Any, state: FreeState, known: Known) -> FreeState:
-        """Add earlier points to those of the search and of the surrogate."""
-        path = self.first.knowing(family, state.search.path, known)
-        return state._replace(
-            search=state.search._replace(path=path),
+        """Add earlier points to those of the search and of the surrogate.
+
+        If they are those of a converged fit, the rounds begin at once.
+        """
+        state = state._replace(
+            search=self._search.knowing(family, state.search, known),
             theta=np.concatenate([state.theta, known.theta]),
             y=np.concatenate([state.y, np.where(np.isneginf(known.log_joint), np.nan, known.log_joint)]),
             noise=np.concatenate([state.noise, np.asarray(known.noise_sd) ** 2]),
         )
+        if not known.components or self.needs_structure:
+            return state
+        return self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(state.search))
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
@@ -349,21 +376,23 @@ class Free(Algorithm):
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
         search, info = self._search.tell(family, eta, state.search, theta, values)
-        if self._is_noisy(search):  # lines and climbs would follow the noise
+        # Lines and climbs would follow the noise, or leave no evaluations for the posterior itself.
+        if self._is_noisy(search):
             search = self._search.unsurveyed(search)
+        elif self._is_too_long(state, search):
+            search = self._search.postponed(search)
         state = state._replace(q=np.asarray(search.path.q), search=search)
         if self.needs_structure:
             state = self._with_structure(family, state) if search.is_over else state
             return state, info if state.current is None else info._replace(gap=np.float64(math.inf))
         settled = state.settled
         if search.is_over and settled is not None and settled.holds(search):
-            best = settled.best
-            state = state._replace(current=best.current, checks=settled.checks, best=best, q=settled.q, settled=None)
-            return state, info._replace(bound=np.float64(best.bound), gap=np.float64(self._gap(state)))
+            state = settled.restored(state)._replace(settled=None)
+            return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(self._gap(state)))
         if search.is_over:
-            state = self._renewed(family, state, self._search.base(search))
+            state = self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(search))
         elif self._is_walled(family, state):
-            state = self._renewed(family, state, self._spread(state))
+            state = self._renewed(family, state._replace(n_began=len(state.y)), self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
 
     def _is_first_alone(self, state: FreeState) -> bool:
@@ -387,14 +416,19 @@ class Free(Algorithm):
         return otherwise if self.needs_structure and has_none else state
 
     def outcome(self, family: Any, state: FreeState) -> Outcome | None:
-        """The posterior that its own draws confirmed best; None before the first round.
+        """The posterior that its own draws confirmed best; None before the first mode.
 
         It is a Gaussian if that misses next to nothing, or if the rounds found nothing better.
         """
-        best = state.best or (state.settled and state.settled.best)
-        if best is None:
-            return None
-        current, check = best.current, best.check
+        if state.best is None and state.settled is not None:
+            settled, bounds = state.settled, state.search.bounds
+            # Without a mode there are walls, of which the bounds of a path know nothing.
+            if settled.n_modes and max(bounds, default=-math.inf) > settled.best.bound + self.rules.survey.valley:
+                return None
+            state = settled.restored(state)
+        if state.best is None:
+            return self._unconfirmed(family, state)
+        current, check = state.best.current, state.best.check
         is_settled = self._gap(state) < self._tolerance(state)
         shown = Shown.by(self._valid(state) if is_settled else (check,))
         evidence, error = self._evidence(current, shown)
@@ -418,6 +452,42 @@ class Free(Algorithm):
             missing=missing,
             missing_se=max(missing_se, error),
             n_draws=shown.n,
+            failed=self._failed(family, state),
+            modes=self._found(state, current.base.weights),
+        )
+
+    def _unconfirmed(self, family: Any, state: FreeState) -> Outcome | None:
+        """The posterior by all points so far, if the fit ends before draws have checked it.
+
+        The present Gaussian, on the way to another mode, may be anywhere. None before the first
+        mode, or if that Gaussian is already above all modes. The surrogate counts if it expects to
+        be wrong by less than a Gaussian would be.
+        """
+        search, modes = state.search, state.search.modes
+        if self.needs_structure or not modes:
+            return None
+        best = max(modes, key=lambda mode: mode.bound)
+        if state.current is None:
+            if search.bounds and search.bounds[-1] > best.expected:
+                return None
+            state = self._renewed(family, state, self._search.base(search))
+        current = state.current
+        assert current is not None
+        shares = current.error, current.hope / self.rules.rounds.hope
+        evidence = float(current.density.unpack(current.member).log_z) + current.error
+        if not max(shares) < current.gaussian or evidence < best.bound:
+            return self._found_first(family, best)
+        doubt = math.hypot(*shares, current.log_z_error)
+        return Outcome(
+            density=current.density,
+            q=current.member,
+            elbo=evidence - current.error,
+            elbo_se=doubt,
+            evidence=evidence,
+            evidence_se=doubt,
+            missing=current.error,
+            missing_se=doubt,
+            n_draws=0,
             failed=self._failed(family, state),
             modes=self._found(state, current.base.weights),
         )
@@ -480,6 +550,15 @@ class Free(Algorithm):
     def _search(self) -> Search:
         return Search(self.first, self.prior, self.rules, self.cells, self.symmetries, self.log_prior)
 
+    def _is_searched(self, state: FreeState) -> bool:
+        """Whether the search for other modes is over."""
+        return state.search.is_over and not state.search.is_postponed
+
+    def _is_too_long(self, state: FreeState, search: SearchState) -> bool:
+        """Whether the rounds should begin before other modes are looked for further."""
+        is_looking = search.survey is not None and not (search.is_over or search.is_postponed)
+        return is_looking and state.settled is None and bool(search.modes) and len(state.y) > self.most_searched
+
     def _is_noisy(self, search: SearchState) -> bool:
         """Whether noise may hide other modes, and what is missing of the posterior."""
         return math.sqrt(search.path.most_noise) > self.rules.rounds.noisy
@@ -527,14 +606,56 @@ class Free(Algorithm):
         state = self._compared(state, Confirmed(current, check, bound, se))
         is_lost = self._is_void(state, check) or self._is_lost(state, shown)
         state = state._replace(n_lost=state.n_lost + 1 if is_lost else 0)
-        state = self._continued(family, state, (theta, y), is_lost=is_lost)
+        state = self._advanced(family, state, (theta, y), bound - se, is_lost=is_lost)
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
-            state = state._replace(best=Confirmed(state.current, check, bound, se))
-            if (reopened := self._reopened(family, state)) is not None:
-                state, gap = reopened, math.inf
+            best = Confirmed(state.current, check, bound, se)
+            state = state._replace(best=best)
+            if (search := self._searching(family, state)) is not None:
+                settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
+                state = state._replace(search=search, current=None, checks=(), best=None, settled=settled)
+                gap = math.inf
         bound = bound if shown.n_finite else math.nan
-        return state, Info(np.float64(bound), shown.h, np.float64(gap), math.nan, 1.0, True, False)
+        # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
+        h = shown.h if state.current is not None else np.empty(0)
+        return state, Info(np.float64(bound), h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _advanced(
+        self, family: Any, state: FreeState, newest: tuple[Floats, Floats], bound: float, *, is_lost: bool
+    ) -> FreeState:
+        """The state with the next surrogate, or the search if rounds left their mode behind.
+
+        In the coordinates of a structure they arrive sooner. So that is sought first, and if there
+        is one already, it is fitted again.
+        """
+        outgrown, current = self._outgrown(family, state, bound), state.current
+        if outgrown is None or current is None:
+            return self._continued(family, state, newest, is_lost=is_lost)
+        if current.density.n_given:
+            state = state._replace(current=current._replace(n_searched=0))
+            return self._continued(family, state, newest, is_lost=is_lost)
+        member = current.density.unpack(current.member)
+        anew = self._renewed(family, state._replace(current=None), Base.one(member.mean, member.cov))
+        return anew if anew.current is not None and anew.current.density.n_given else outgrown
+
+    def _outgrown(self, family: Any, state: FreeState, bound: float) -> FreeState | None:
+        """The search that goes on where the rounds are; None if they are near the posterior.
+
+        Rounds extend the posterior by a few nats each. If their ``bound`` is far above that of the
+        Gaussian which they began with, and they still expect to be far off, the best Gaussian is
+        elsewhere, and a path leads there sooner.
+        """
+        rule, current, modes = self.rules.rounds, state.current, state.search.modes
+        assert current is not None
+        is_far = self._doubt(current) > rule.begin and not self.needs_structure
+        if not modes or not is_far or not bound > max(mode.bound for mode in modes) + rule.lost:
+            return None
+        n, best = state.n_began, state.best
+        search = self._search.outgrown(family, state.search, state.q, state.theta[n:], state.y[n:])
+        if search is None or best is None:
+            return None
+        settled = Settled(best, state.checks, state.q, -1, search.symmetries)
+        return state._replace(search=search, current=None, checks=(), best=None, n_lost=0, settled=settled)
 
     def _check(self, state: FreeState, current: Current, theta: Floats, y: Floats) -> Check:
         """What the log joints y of a round show at its draws, and at those of what may be."""
@@ -546,9 +667,14 @@ class Free(Algorithm):
         noise, error = self._noise_at_draws(state, theta[:n]), current.exploring.log_z_error
         return Check(y[:n] - seen.low[:n], log_z, *doubts, noise, hoped, error)
 
-    def _reopened(self, family: Any, state: FreeState) -> FreeState | None:
-        """The search that goes on with what the rounds found; None if it knew all of it."""
+    def _searching(self, family: Any, state: FreeState) -> SearchState | None:
+        """The search that goes on: it was postponed, is old, or did not know what rounds found."""
         assert state.current is not None
+        if state.search.is_postponed:
+            return self._search.continued(state.search)
+        is_later = len(state.y) > self.rules.survey.again * state.n_began and not self.needs_structure
+        if is_later and (exploring := self._search.exploring(state.search)) is not None:
+            return exploring
         current, member = state.current, state.current.density.unpack(state.current.member)
         if self.needs_structure or self._is_noisy(state.search):
             return None
@@ -561,9 +687,7 @@ class Free(Algorithm):
             mode = Mode(mean, cov, float(member.log_z + np.log(weight)), 0.0, -math.inf, 1)
             search = self._search.reopened(family, state.search, mode, state.theta, state.y)
             if search is not None:
-                assert state.best is not None
-                settled = Settled(state.best, state.checks, state.q, len(search.modes), search.symmetries)
-                return state._replace(search=search, current=None, checks=(), best=None, settled=settled)
+                return search
         return None
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
@@ -773,6 +897,9 @@ class Free(Algorithm):
         Kernel and coordinates are searched for when the points have grown enough. New coordinates
         are taken if the surrogate in them predicts each point better from all others. If the
         surrogate before is not to be ``held``, the coordinates are as they are.
+
+        Modes that are apart have no such coordinates in common. Two paths that ended early, in a
+        funnel or on a ridge, look like two modes until the rounds have filled what is between.
         """
         rules, before, n = self.rules, state.current, len(state.y)
         if before is not None and held is not None and n < rules.search.again * before.n_searched:
@@ -783,7 +910,9 @@ class Free(Algorithm):
         straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
         structures = {() if held is None else held.warp.structure}
         is_due = before is None or (held is not None and n >= rules.warp.again * before.n_warped)
-        if is_due and len(base.weights) == 1 and not self.cells:
+        is_copied = len(self._search.group(state.search)) > 1  # images of funnels have no coordinates in common
+        is_due &= len(base.weights) == 1 or (not is_copied and base.is_connected(rules.survey.apart))
+        if is_due and not self.cells:
             structures.add(self._given(points, straight))
         best = Surface.searched(points, straight, shape, rules.caution, rules.search, Coordinates(self.cells))
         for given in sorted(structures - {()}):
@@ -794,7 +923,7 @@ class Free(Algorithm):
             )
             best = min(best, warped, key=_misfit)
         best = self._with_jumps(state, best, straight)
-        return best, n, n if is_due or before is None else before.n_warped
+        return best, n, n if is_due else 0 if before is None else before.n_warped
 
     def _with_jumps(self, state: FreeState, smooth: Surface, base: Base) -> Surface:
         """A surrogate of the same points that may jump along coordinates, if it predicts better.

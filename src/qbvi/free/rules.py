@@ -188,6 +188,9 @@ class SurveyRule:
     fewest: int = 6  # points spread over the prior, in addition to one for each dimension
     spreads: int = 2  # points are spread again if all of them are as the Gaussians predict ...
     further: int = 2  # ... so many times as many
+    # Points from before the fit are spread over the prior if those farthest apart have so many of
+    # its standard deviations, along each coordinate: half of what draws from it have.
+    spread: float = 0.5
     # After each mode beyond the second they are spread once more, around the modes: standard
     # deviations of all modes together.
     around: float = 2.0
@@ -215,6 +218,9 @@ class SurveyRule:
     climbs: tuple[float, ...] = (0.1, 0.3, 0.9)
     explorations: int = 3  # iterations that look for other modes after the first one ...
     further_explorations: int = 1  # ... and after each later one
+    # Another one follows if the rounds have settled after so many times the evaluations with which
+    # they began. It costs a few percent of them, and the rounds have shown where no mode is.
+    again: float = 2.0
     nats: float = 10.0  # depth below the best value from which only its order of magnitude counts
     # Heights that other modes are looked for, by turns: better modes, and as good ones. The unit is
     # that of t in `qbvi.free.explore`.
@@ -254,10 +260,24 @@ class SurveyRule:
     # Share of the mass from which a part of the posterior that the rounds found is such a mode.
     counts: float = 0.02
     noisy: float = 5.0  # standard deviations of the noise that a better point must be better, too
+    # A survey that finds nothing takes at most one part in so many of a budget, unless it waits ...
+    budget: int = 3
+    # ... and the search for all modes this share of it, if the rounds have not settled before: they
+    # take about as many evaluations as the search, and without them there is no posterior.
+    most: float = 0.5
 
     def size(self, d: int) -> int:
         """Points spread over the prior: an even number, half from each of two Sobol sequences."""
         return self.fewest + d + d % 2
+
+    def least_budget(self, d: int) -> int:
+        """Evaluations below which a survey waits until the posterior has settled.
+
+        A survey that finds nothing has points spread over the prior, further ones or lines from
+        them, and for each exploration a climb and a line.
+        """
+        spread = self.size(d) * (1 + self.further)
+        return self.budget * (spread + self.explorations * self.climbed * (self.on_line + len(self.climbs)))
 
 
 @dataclass(frozen=True)

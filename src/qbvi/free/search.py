@@ -19,7 +19,7 @@ from qbvi.free.roles import correlated
 from qbvi.free.rules import FreeRules, SurveyRule
 from qbvi.free.survey import Survey, bent, falls, line
 from qbvi.free.symmetry import Group, LogPrior, Symmetry, is_equal
-from qbvi.protocol import Info, Values
+from qbvi.protocol import Info, Known, Values
 from qbvi.regression.base import finite_or_zero
 from qbvi.regression.gaussian import Regression
 from qbvi.regression.look import PriorScale
@@ -104,6 +104,9 @@ class SearchState(NamedTuple):
     bounds: tuple[float, ...] = ()  # lower bounds at the steps of the present path
     home: RegressionState | None = None  # the path to the first mode, where it ended
     n_reopened: int = 0  # times that the rounds found a mode which the search goes on with
+    is_postponed: bool = False  # whether other modes are looked for when the rounds have settled
+    is_sample: bool = False  # whether earlier points were a sample of the posterior
+    is_thorough: bool = False  # whether the path goes on until its bound is nearly its best
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,29 @@ class Search:
         """State before the first iteration."""
         survey = None if self.prior is None else Survey.begin(np.asarray(family.mean(q)))
         return SearchState(self.method.init(family, q), survey, (), np.empty((0, family.dim)), 0, 0, False)
+
+    def knowing(self, family: Any, state: SearchState, known: Known) -> SearchState:
+        """Add earlier points to the path and to the survey.
+
+        If they are spread over the prior, there is no exploring for the first mode. If they are
+        draws of the posterior, or of a converged fit, its modes are known.
+        """
+        state = state._replace(path=self.method.knowing(family, state.path, known))
+        theta, y = np.asarray(known.theta), np.asarray(known.log_joint)
+        if not np.isfinite(y).any():
+            return state
+        state = _with_best(state, theta, np.where(np.isfinite(y), y, -np.inf))
+        if state.survey is not None and self.prior is not None:
+            survey = state.survey.knowing(theta, y, self.prior, self.rules.survey)
+            state = state._replace(survey=survey, n_explored=survey.n_spread)
+        if not known.components:
+            return state
+        modes = tuple(Mode(*component, 0.0, float(y.max()), n_evals=1) for component in known.components)
+        # The symmetries were tested before, or the points show all copies.
+        state = state._replace(modes=modes, is_over=True, tested=tuple(range(len(self.symmetries))))
+        if known.is_sample:  # the sampler has looked for modes itself
+            return self.unsurveyed(state)._replace(is_sample=True)
+        return self.postponed(state) if state.survey is not None and not state.survey.n_spread else state
 
     def is_exploring(self, state: SearchState) -> bool:
         """Whether the next points are those of a survey, or of a search for a start."""
@@ -206,7 +232,8 @@ class Search:
         """
         rule, row = self.rules.survey, int(np.argmax(np.nan_to_num(y, nan=-np.inf)))
         top = max(mode.top for mode in state.modes) + rule.worth + rule.noisy * math.sqrt(state.path.most_noise)
-        if state.survey is not None or not y[row] > top or state.n_further >= rule.most_resumed:
+        has_survey = state.survey is not None and not state.is_postponed
+        if has_survey or not y[row] > top or state.n_further >= rule.most_resumed:
             return None
         first, eye = state.path.store.past[0].q, np.eye(family.dim)
         start = family.deform(first, np.asarray(family.whiten(first, theta[[row]]))[0], eye, eye)
@@ -221,8 +248,25 @@ class Search:
         """
         if state.home is None or sum(not mode.is_copy for mode in state.modes) != 1:
             return None
-        on = self.unsurveyed(state._replace(path=state.home, modes=(), is_over=False, bounds=()))
-        return on._replace(starts=state.starts[:0], home=None)
+        on = state._replace(path=state.home, modes=(), is_over=False, bounds=(), starts=state.starts[:0], home=None)
+        return on if on.is_postponed else self.unsurveyed(on)
+
+    def outgrown(self, family: Any, state: SearchState, q: Array, theta: Floats, y: Floats) -> SearchState | None:
+        """The search that goes on from q, around which there are new points (n, d).
+
+        It is the Gaussian of rounds that left the only mode behind: the path to it ended early. A
+        short step does not end it again. None if there are several modes or copies, with noise, or
+        if that was often so.
+        """
+        finite, is_spent = np.isfinite(y), state.n_reopened >= self.rules.survey.most_resumed
+        if len(state.modes) != 1 or state.path.noise or is_spent or np.count_nonzero(finite) < 2:
+            return None
+        path = state.path if state.home is None else state.home
+        store = path.store.add(family, q, theta[finite], y[finite], np.zeros(np.count_nonzero(finite)))
+        path = self.method.restarted(family, path._replace(store=store), q)
+        on = state._replace(path=path, modes=(), is_over=False, bounds=(), n_path=0, starts=state.starts[:0], home=None)
+        on = on if on.is_postponed else self.unsurveyed(on)
+        return on._replace(is_thorough=True, n_reopened=state.n_reopened + 1)
 
     def reopened(self, family: Any, state: SearchState, mode: Mode, theta: Floats, y: Floats) -> SearchState | None:
         """The search that goes on with a mode that the rounds found, and all points (n, d).
@@ -256,9 +300,31 @@ class Search:
         is_over = state.is_over or bool(state.modes)
         return state._replace(survey=None, climb=None, trials=(), is_over=is_over)
 
+    def postponed(self, state: SearchState) -> SearchState:
+        """The search that waits until the rounds have settled.
+
+        Before that, a path that is already above all modes goes on to its end.
+        """
+        is_above = bool(state.bounds) and state.bounds[-1] > max(mode.expected for mode in state.modes)
+        return state._replace(is_postponed=True, is_over=not is_above)
+
+    def continued(self, state: SearchState) -> SearchState:
+        """The search that goes on where it was postponed."""
+        return state._replace(is_postponed=False, is_over=False)
+
     def is_full(self, state: SearchState) -> bool:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
+
+    def exploring(self, state: SearchState) -> SearchState | None:
+        """The search that looks once more for other modes, with all that is known now.
+
+        None if it does not look for any.
+        """
+        if state.survey is None or not state.modes or state.path.noise or self.is_full(state):
+            return None
+        survey = state.survey._replace(n_exploring=self.rules.survey.further_explorations, is_over=False)
+        return state._replace(survey=survey, is_over=False, n_explored=len(state.modes))
 
     def _path(self, state: SearchState) -> Regression:
         """The method of the present path.
@@ -285,15 +351,19 @@ class Search:
     def _is_near(self, state: SearchState, values: Values) -> bool:
         """Whether the last step was short, and the newest draws are as good as they should be.
 
-        That is, as good as draws from a Gaussian around the best point.
+        That is, as good as draws from a Gaussian around the best point. A short step says so only
+        if it rests on as many points as a quadratic has coefficients. Points of a long way to here
+        do not count: with few others the step is short because next to nothing is known.
         """
         rule, path, y = self.rules.rounds, state.path, values.log_joint[values.ok]
         if self._path(state).is_exploring(path) or path.last_step is None or not len(y):
             return False
-        n, d = path.store.theta.shape
+        if state.is_thorough:
+            return state.n_path > self.rules.survey.patience * (len(state.best) + 1)
+        d = len(state.best)
         is_high = float(np.max(path.store.y) - y.mean()) < rule.near_each * d + rule.near
         short = rule.short_limited if path.n_limited else rule.short
-        return bool(is_high and path.last_step.kl < short and n > (d + 1) * (d + 2) // 2)
+        return bool(is_high and path.last_step.kl < short and path.n_effective > (d + 1) * (d + 2) // 2)
 
     def _is_rising(self, state: SearchState, bound: float) -> bool:
         """Whether a further path, below the best mode, was to rise by over a nat at its last step.
@@ -448,7 +518,7 @@ class Search:
         """
         rule, none = self.rules.survey, np.empty((0, family.dim))
         is_young = len(state.path.store.past) < rule.unprobed
-        if not state.modes or is_young or self._path(state).is_exploring(state.path):
+        if state.survey is None or not state.modes or is_young or self._path(state).is_exploring(state.path):
             return none
         best, _ = self._own_best(family, state)
         return line(best, self._nearest(state, best).mean, rule.on_probe)[1:]
@@ -561,7 +631,7 @@ class Search:
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
         survey, rule = state.survey, self.rules.survey
-        if survey is None or self.is_full(state) or state.n_further >= rule.most_paths:
+        if survey is None or state.is_postponed or self.is_full(state) or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
         is_aimed = state.n_aimed == len(state.modes)
         if is_aimed and self._is_better_elsewhere(state, max(mode.peak for mode in state.modes)):
@@ -658,4 +728,4 @@ def _with_best(state: SearchState, theta: Floats, y: Floats) -> SearchState:
 def _is_surveying(state: SearchState) -> bool:
     """Whether the survey is due: after the first iteration, so that there is always a result."""
     is_due = state.survey is not None and (state.survey.is_due or state.climb is not None)
-    return is_due and (state.n_path > 0 or bool(state.modes))
+    return is_due and not state.is_postponed and (state.n_path > 0 or bool(state.modes))

@@ -13,6 +13,9 @@ Gaussians are right about nearly all points, the others are on other hills witho
 
 A mode near one end of a uniform prior has one more point, near the other end: the parameter may be
 an angle, or another one that is periodic.
+
+Points that were evaluated before the fit take part: the tops of the hills that they show, and those
+farthest apart, which may be a survey already.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from qbvi.clusters import hills
 from qbvi.free.rules import SurveyRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
@@ -61,6 +65,24 @@ class Survey(NamedTuple):
         lines, ends = np.empty((0, 2, len(start))), np.empty((0, 2))
         return cls(start[None], none, none.astype(bool), lines, ends, 0, True, start[None][:0], False)
 
+    def knowing(self, theta: Floats, y: Floats, prior: PriorScale, rule: SurveyRule) -> Survey:
+        """The survey that has points (n, d) with log joints (n,) from before the fit."""
+        theta, y = theta[np.isfinite(y)], y[np.isfinite(y)]
+        if not len(y):
+            return self
+        z, n = (theta - np.asarray(prior.loc)) / np.asarray(prior.scale), rule.size(theta.shape[1])
+        apart = _farthest_apart(z, int(np.argmax(y)), n + 1)
+        tops = [rows[np.argmax(y[rows])] for rows in hills(z, y, rule.valley)]
+        chosen = np.unique([*apart, *[i for i in tops if y[i] > y.max() - rule.worth]])
+        is_spread = len(apart) > n and bool(np.all(z[apart].std(axis=0) > rule.spread))
+        return self._replace(
+            theta=theta[chosen],
+            y=y[chosen],
+            is_used=np.zeros(len(chosen), dtype=bool),
+            n_spread=int(is_spread),
+            is_spreading=not is_spread,
+        )
+
     @property
     def is_due(self) -> bool:
         """Whether points of the survey are to be evaluated next."""
@@ -85,7 +107,7 @@ class Survey(NamedTuple):
             spread = Sobol().normal(drawn_generator(rng), n, d)
             parts = zip(areas, np.array_split(spread, len(areas)), strict=True)
             points = np.concatenate([np.asarray(area.loc) + np.asarray(area.scale) * part for area, part in parts])
-            return points if self.n_spread else np.concatenate([self.theta, points])
+            return points if len(self.y) else np.concatenate([self.theta, points])
         if len(self.across):
             return self.across
         return np.concatenate([line(first, last, rule.on_line)[1:] for first, last in self.lines])
@@ -93,7 +115,7 @@ class Survey(NamedTuple):
     def drawn(self, theta: Floats, y: Floats) -> Survey:
         """Add the values of points over the prior, of those in ``across``, or of explored ones."""
         n_spread, n_exploring = self.n_spread + self.is_spreading, self.n_exploring - self.is_exploring
-        if self.n_spread:
+        if len(self.y):
             theta, y = np.concatenate([self.theta, theta]), np.concatenate([self.y, y])
         is_used = np.concatenate([self.is_used, ~np.isfinite(y[len(self.is_used) :])])
         across = self.across if self.is_spreading else self.across[:0]
@@ -203,6 +225,15 @@ class Survey(NamedTuple):
     def along(self, lines: Floats, ends: Floats) -> Survey:
         """The survey that walks along lines (k, 2, d), with log joints (k, 2) at their ends."""
         return self._replace(lines=lines, ends=ends)
+
+
+def _farthest_apart(z: Floats, first: int, n: int) -> list[int]:
+    """Up to n rows of z (N, d), each as far as possible from those before it."""
+    rows, square = [first], np.full(len(z), np.inf)
+    while len(rows) < min(n, len(z)):
+        square = np.minimum(square, np.sum((z - z[rows[-1]]) ** 2, axis=1))
+        rows.append(int(np.argmax(square)))
+    return rows
 
 
 def line(first: Floats, last: Floats, n: int) -> Floats:
