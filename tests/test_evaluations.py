@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import qbvi
 from qbvi import Evaluations, storage
 from qbvi.arrange import arrange
-from qbvi.clusters import clusters, log_density
+from qbvi.clusters import clusters, hills, log_density
 from qbvi.earlier import Agreement, Earlier, Probed
 from qbvi.evaluations import record as records
 from qbvi.families import Gaussian
@@ -451,6 +451,90 @@ def test_the_trace_of_an_optimiser():
     assert_exact(fit)
 
 
+def two_hills(theta):
+    """Weights 0.7 and 0.3; under the prior `WIDE` the evidence is known."""
+    left, right = -0.5 * np.sum((theta + 3) ** 2), -0.5 * np.sum((theta - 3) ** 2)
+    return float(np.logaddexp(np.log(0.7) + left, np.log(0.3) + right))
+
+
+WIDE = qbvi.Normal(0, 4, shape=4)
+# Each hill times the prior, in four independent coordinates.
+EVIDENCE = -2 * np.log(1 + 4**2) - 4 * 0.5 * 9 / (1 + 4**2)
+
+
+def assert_both(fit):
+    assert fit.converged
+    assert abs(fit.evidence - EVIDENCE) < max(0.05, 3 * fit.evidence_se)
+    assert abs(np.mean(fit.sample(2000, seed=1)[:, 0] < 0) - 0.7) < 0.06  # 0.01 by chance
+
+
+def test_the_trace_of_an_optimiser_does_not_hide_another_mode():
+    from scipy.optimize import minimize
+
+    trace = Counted(two_hills)
+    minimize(lambda x: -trace(x) + 0.5 * x @ x / 16, np.array([4.0, 3, 2, 2]), method="BFGS")
+    given = np.array(trace.points), [two_hills(x) for x in trace.points]
+    assert_both(qbvi.fit(two_hills, WIDE, seed=1, evaluations=given))
+
+
+def test_a_chain_over_two_modes_keeps_both():
+    rng = np.random.default_rng(1)
+    exact = 3 * 16 / 17 * np.where(rng.random((300, 1)) < 0.7, -1, 1) + np.sqrt(16 / 17) * rng.standard_normal((300, 4))
+    fit = qbvi.fit(two_hills, WIDE, seed=1, evaluations=(exact, [two_hills(x) for x in exact]))
+    assert_both(fit)
+    assert any("sample of the posterior" in note for note in fit.notes)
+    assert fit.n_evals < 40
+
+
+@pytest.mark.parametrize("kind", ["fit", "table"])
+def test_a_second_fit_keeps_two_modes_and_is_cheap(kind):
+    one = qbvi.fit(two_hills, WIDE, seed=1)
+    assert_both(one)
+    two = qbvi.fit(two_hills, WIDE, seed=2, evaluations=one if kind == "fit" else one.evaluations)
+    assert_both(two)
+    assert two.n_evals < one.n_evals / 3
+
+
+def test_the_modes_of_several_starts_are_those_of_the_points():
+    one = qbvi.fit(two_hills, WIDE, seed=1, n_starts=4)
+    assert not Earlier.of(one, one.model).components
+    assert len(Earlier.of(one, one.model).known(Agreement(0.0, 0.0)).components) == 2
+    assert_both(qbvi.fit(two_hills, WIDE, seed=2, evaluations=one))
+
+
+def test_ask_begins_with_the_modes_of_an_earlier_fit_and_goes_on_from_its_file(tmp_path):
+    one = qbvi.fit(two_hills, WIDE, seed=1)
+    two = qbvi.fit(two_hills, WIDE, seed=2, evaluations=one)
+    ask = qbvi.Ask(WIDE, seed=2, evaluations=one)
+    while not ask.done:
+        points = ask.ask()
+        ask.tell(points, [two_hills(point) for point in points])
+        ask.save(tmp_path / "half")
+        ask = qbvi.Ask.load(tmp_path / "half")
+    same(ask.fit().evaluations, two.evaluations)
+    assert ask.fit().evidence == two.evidence
+
+
+def test_a_second_fit_under_a_wider_prior_looks_at_all_of_it():
+    def far(theta):  # the right hill is outside of the first prior
+        return float(np.logaddexp(-0.5 * np.sum(theta**2), -0.5 * np.sum((theta - 8) ** 2)))
+
+    one = qbvi.fit(far, qbvi.Normal(0, 1, shape=2), seed=1)
+    two = qbvi.fit(far, qbvi.Normal(4, 8, shape=2), seed=1, evaluations=one)
+    assert abs(np.mean(two.sample(2000, seed=1)[:, 0] < 4) - 0.5) < 0.06
+
+
+def test_hills_are_divided_by_valleys():
+    rng = np.random.default_rng(1)
+    centres = np.array([[0.0, 0], [6, 0], [0, 9]])
+    z = np.concatenate([c + rng.standard_normal((60, 2)) for c in centres])
+    y = np.logaddexp.reduce([-0.5 * np.sum((z - c) ** 2, axis=1) for c in centres])
+    found = hills(z, y, valley=2.0)
+    assert [len(rows) for rows in found] == [60, 60, 60]
+    assert sorted(np.concatenate(found).tolist()) == list(range(180))
+    assert y[found[0]].max() == y.max()
+
+
 def test_few_points_give_the_location_only():
     fit = quick_fit(linear, PRIOR, seed=1, evaluations=([MEAN, MEAN + 0.1], [linear(MEAN), linear(MEAN + 0.1)]))
     assert_exact(fit)
@@ -693,3 +777,59 @@ def test_a_store_that_holds_earlier_points_equals_one_that_added_them():
     for name in ("theta", "y", "noise", "log_mixture"):
         assert_allclose(getattr(held, name), getattr(added, name), rtol=1e-12)
     assert [(b.start, b.stop) for b in held.past] == [(b.start, b.stop) for b in added.past]
+
+
+def by_value(values):
+    """A record of one point for each value."""
+    record = records.Record(1)
+    record.add(np.arange(len(values))[:, None] * 1.0, np.array(values), np.zeros(len(values)), "step")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([-1e10, -5.0, -1e10, -1e10], [1, 0, 1, 1]),
+        ([-9999.0, -5.0, -np.inf, -9999.0, -9999.0], [1, 0, 0, 1, 1]),
+        ([-1e5, -1e5, -1e5], [1, 1, 1]),  # nothing else is known
+        ([-1e10, -5.0, -1e10], [0, 0, 0]),  # twice: a symmetry
+        ([-1e10, -2e10, -3e10, -5.0], [0, 0, 0, 0]),  # a function that varies
+        ([-100.0, -5.0, -100.0, -100.0], [0, 0, 0, 0]),  # a plateau that may have mass
+        ([-1e6, -3e6, -1e6, -1e6], [0, 0, 0, 0]),  # the best value of all
+        ([0.0, 0.0, 0.0], [0, 0, 0]),  # a constant
+        ([np.nan, -np.inf, np.nan], [0, 0, 0]),
+    ],
+)
+def test_a_number_that_recurs_far_below_all_others_stands_for_minus_infinity(values, expected):
+    record = by_value(values)
+    assert_array_equal(record.stand_ins(len(values)), np.array(expected, dtype=bool))
+    assert record.recurring == tuple(sorted({v for v, e in zip(values, expected, strict=True) if e}))
+
+
+def test_a_point_that_is_evaluated_again_is_no_recurrence():
+    record = records.Record(1)
+    record.add(np.array([[0.0], [1.0], [0.0], [0.0]]), np.array([-1e10, -1.0, -1e10, -1e10]), np.zeros(4), "step")
+    assert not record.stand_ins(4).any()
+
+
+@pytest.mark.parametrize("number", [-1e5, -1e10])
+def test_a_number_in_place_of_minus_infinity_gives_the_same_fit(number):
+    """Also with noise, which a start in the region of zero likelihood would hide."""
+
+    def fit(zero):
+        noise = np.random.default_rng(1)
+
+        def log_likelihood(x):
+            if x[0] < 1:  # at the start
+                return zero
+            return -0.5 * ((x[0] - 5) / 0.7) ** 2 - 0.5 * ((x[1] - 3) / 0.5) ** 2 + 0.8 * noise.standard_normal()
+
+        return qbvi.fit(log_likelihood, qbvi.Normal(0, 5, shape=2), seed=1, max_evals=300)
+
+    told, true = fit(number), fit(-np.inf)
+    assert true.converged
+    assert told.converged
+    assert_array_equal(told.sample(10, seed=1), true.sample(10, seed=1))
+    assert told.n_failed == true.n_failed > 0
+    assert any(f"returned {number:.6g} at several points" in note for note in told.notes)
+    assert {failure.kind for failure in told.failures} == {"-inf"}

@@ -146,8 +146,8 @@ class Ask:
         given = {"prior": prior, "method": algorithm, "family": family, "init": init}
         earlier = Earlier.of(evaluations, model)
         given |= {} if earlier is None else {"evaluations": earlier.digest}
-        if earlier is None:
-            algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None)
+        has_start = init is not None or earlier is not None
+        algorithm = algorithm.looking_at(model, budget.max_evals, has_start=has_start)
         self._run = Run(
             model=model,
             family=posterior,

@@ -15,14 +15,17 @@ import scipy
 from numpy.typing import NDArray
 
 from qbvi.arrays import to_numpy
-from qbvi.clusters import Cluster, clusters, log_density
+from qbvi.clusters import Cluster, clusters, hills, log_density
 from qbvi.evaluate import EvaluationError
 from qbvi.evaluations import STAGES, Evaluations, Recorded
 from qbvi.evaluations.files import from_columns
 from qbvi.evaluations.samplers import from_sampler
+from qbvi.families.gaussian import Gaussian
+from qbvi.free.base import Base
+from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution
 from qbvi.model import Model
-from qbvi.protocol import Known, Part
+from qbvi.protocol import Component, Known, Part
 from qbvi.results import Fit
 
 __all__ = ["Agreement", "Earlier", "Probed"]
@@ -43,6 +46,11 @@ _SAME = 1e-9
 _FOR_A_SURFACE = 10
 # Least effective sample size, for each dimension, of the points that the start is made from.
 _ENOUGH = 3
+_MOST = 2000  # points that are divided into hills
+_DRAWN = 0.1  # effective sample size from which points are a sample, relative to their number
+_VALLEY = 3.0  # nats of a valley that a single Gaussian may cover
+_COUNTS = 0.02  # share of the mass from which a hill matters
+_FLAT = 1e-6  # share of the variances that is added to each covariance
 
 
 class Probed(NamedTuple):
@@ -82,6 +90,8 @@ class Earlier:
         Mean and covariance of the fit that made them, if there was one.
     is_foreign
         Whether another program chose the points, not a fit.
+    components
+        Gaussians whose mixture is near the posterior of a converged fit under the same prior.
     """
 
     theta: Floats
@@ -93,6 +103,7 @@ class Earlier:
     is_shifted: bool = False
     posterior: tuple[Floats, Floats] | None = None
     is_foreign: bool = False
+    components: tuple[Component, ...] = ()
 
     @classmethod
     def of(cls, given: Any, model: Model) -> Earlier | None:
@@ -110,9 +121,21 @@ class Earlier:
         if not np.isfinite(values + log_prior).any():
             msg = f"`evaluations` must have a finite value at one point at least, got none among {len(table)}"
             raise ValueError(msg)
-        posterior = given.unconstrained if isinstance(given, Fit) and _layout(given.model) == _layout(model) else None
-        rest = table.noise_sd[usable], table.batch[usable], log_prior, model.initial()[1]
-        return cls(u, values, *rest, table.with_prior, posterior, is_foreign=bool(np.all(table.stage == STAGES[0])))
+        is_same = isinstance(given, Fit) and _layout(given.model) == _layout(model)
+        posterior = given.unconstrained if is_same else None
+        has_same_prior = is_same and np.array_equal(to_numpy(given.model.log_prior(u)), log_prior)
+        return cls(
+            u,
+            values,
+            table.noise_sd[usable],
+            table.batch[usable],
+            log_prior,
+            model.initial()[1],
+            table.with_prior,
+            posterior,
+            is_foreign=bool(np.all(table.stage == STAGES[0])),
+            components=_components(given) if has_same_prior else (),
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -190,6 +213,8 @@ class Earlier:
             np.sqrt(variance[rows]),
             tuple(Part(c.mean, c.cov, start, stop) for c, start, stop in parts),
             agreement.noise,
+            () if agreement.noise else self.components or self._by_weights(agreement.shift),
+            self.is_sample,
         )
 
     def recorded(self, agreement: Agreement) -> Recorded:
@@ -198,6 +223,51 @@ class Earlier:
         batch = np.unique(self.batch, return_inverse=True)[1].astype(np.int64)
         value = self.values + agreement.shift
         return Recorded(self.theta, value, self.noise_sd, np.full(n, stage, np.int8), batch, 0, agreement.noise == 0)
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether the points are a sample of the posterior, as of a Markov chain.
+
+        Then many have about the same weight, and half of them are about d / 2 nats below the best
+        one. An optimiser has few points where its search began, and most at its end.
+        """
+        theta, log_joint, log_weights = self._weighted
+        is_even = _effective(log_weights) > _DRAWN * len(theta)
+        is_below = float(np.median(np.max(log_joint) - log_joint)) > theta.shape[1] / 4
+        return self.is_foreign and is_even and is_below
+
+    @cached_property
+    def _weighted(self) -> tuple[Floats, Floats, Floats]:
+        """The points with a log joint, and their log importance weights."""
+        theta, log_joint, _, _ = self._distinct
+        fine = np.isfinite(log_joint)
+        return theta[fine], log_joint[fine], log_joint[fine] - log_density(self._clusters, theta[fine])
+
+    def _by_weights(self, shift: float) -> tuple[Component, ...]:
+        """A Gaussian for each hill, with the moments of its weighted points.
+
+        None if too few of all points count, or if they are another program's but no sample.
+        """
+        theta, log_joint, log_weights = (part[:: -(-len(part) // _MOST)] for part in self._weighted)
+        d = theta.shape[1]
+        is_few = len(theta) < 2 * (d + 1) or _effective(log_weights) < _ENOUGH * (d + 1)
+        if is_few or (self.is_foreign and not self.is_sample):
+            return ()
+        total = float(np.logaddexp.reduce(log_weights)) - math.log(len(log_weights)) + shift
+        weights = np.exp(log_weights - np.logaddexp.reduce(log_weights))
+        sd = np.sqrt(np.diag(_moments(theta, weights)[1]))
+        # Draws are about d / 2 nats below the top of their hill, as are the passes between them.
+        first, *others = hills(theta / sd, log_joint, d / 2 + _VALLEY)
+        # A hill with too few points for a covariance is a far part of the first one.
+        few = [rows for rows in others if np.sum(weights[rows]) ** 2 <= (d + 1) * np.sum(weights[rows] ** 2)]
+        held = [np.concatenate([first, *few]), *[rows for rows in others if not any(rows is part for part in few)]]
+        shares = [float(weights[rows].sum()) for rows in held]
+        moments = [_moments(theta[rows], weights[rows] / share) for rows, share in zip(held, shares, strict=True)]
+        return tuple(
+            Component(mean, cov + _FLAT * np.diag(sd**2), total + math.log(share))
+            for (mean, cov), share in zip(moments, shares, strict=True)
+            if share > _COUNTS
+        )
 
     @property
     def start(self) -> tuple[Floats, Floats | None]:
@@ -209,15 +279,12 @@ class Earlier:
         """
         if self.posterior is not None:
             return self.posterior
-        theta, log_joint, _, _ = self._distinct
+        theta, log_joint, log_weights = self._weighted
         d = theta.shape[1]
-        fine = np.isfinite(log_joint)
-        if fine.sum() < 2 * (d + 1):
-            return theta[int(np.argmax(np.where(fine, log_joint, -np.inf)))], None
-        theta = theta[fine]
-        weights = _tempered(log_joint[fine] - log_density(self._clusters, theta), _ENOUGH * (d + 1))
-        mean = weights @ theta
-        cov = (theta - mean).T @ (weights[:, None] * (theta - mean))
+        if len(theta) < 2 * (d + 1):
+            return theta[int(np.argmax(log_joint))], None
+        weights = _tempered(log_weights, _ENOUGH * (d + 1))
+        mean, cov = _moments(theta, weights)
         share = (d + 1) / (d + 1 + 1 / np.sum(weights**2))
         variances = np.diagonal(cov)
         variances = np.where(variances > 0, variances, self.scale**2)
@@ -258,6 +325,11 @@ class Earlier:
         return clusters(self._distinct.theta, self._distinct.batch, self.scale)
 
 
+def _moments(theta: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    mean = weights @ theta
+    return mean, (theta - mean).T @ (weights[:, None] * (theta - mean))
+
+
 class _Distinct(NamedTuple):
     theta: Floats  # (N, d)
     log_joint: Floats  # (N,) means over the evaluations of each point
@@ -296,6 +368,23 @@ def _held(fit: Fit) -> Evaluations:
         )
         raise ValueError(msg)
     return fit.evaluations
+
+
+def _components(fit: Fit) -> tuple[Component, ...]:
+    """Gaussians near the posterior of a converged fit.
+
+    None of one whose modes are copies, or of another family, which may be a mixture.
+    """
+    if not fit.converged or any(not start.n_evals for start in fit.starts):
+        return ()
+    if not isinstance(fit.family, FreeDensity | Gaussian):
+        return ()
+    base = Base.one(*fit.unconstrained)
+    if isinstance(fit.family, FreeDensity):
+        member = fit.family.unpack(fit.q)
+        base = base if member.warp else member.base
+    weighted = zip(base.weights, base.means, base.covs, strict=True)
+    return tuple(Component(mean, cov, fit.elbo + math.log(weight)) for weight, mean, cov in weighted if weight > 0)
 
 
 def _matched(table: Evaluations, model: Model) -> Floats:
@@ -379,6 +468,12 @@ def _tempered(log_weights: Floats, least: float) -> Floats:
         middle = 0.5 * (low + high)
         low, high = (middle, high) if 1 / np.sum(weights(middle) ** 2) >= least else (low, middle)
     return weights(low)
+
+
+def _effective(log_weights: Floats) -> float:
+    """Effective sample size of points with these weights."""
+    weights = np.exp(log_weights - np.max(log_weights))
+    return float(np.sum(weights) ** 2 / np.sum(weights**2))
 
 
 def _critical(dof: float) -> float:

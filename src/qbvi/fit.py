@@ -205,8 +205,9 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
 
         - ``"auto"``: one. If the fit finds that the log joint is not log-concave, it searches the
           whole prior for a better start. Otherwise, if the posterior may take any shape, it surveys
-          the prior for other modes once it has found one, and combines what it finds. It does
-          neither if ``init`` or ``evaluations`` are given.
+          the prior for other modes once it has found one, and combines what it finds. With
+          ``init`` or ``evaluations`` it does the latter only, and not if these are a sample of the
+          posterior or are spread over the prior already.
         - 1: one, without such a search or survey.
         - More: so many complete fits. All but the first start from draws from the prior. Modes
           within 10 nats of the best one are combined, with the weights of their evidence. The
@@ -337,8 +338,8 @@ def fit(  # noqa: PLR0913 - the one call users make: every argument has a defaul
         | {"n_starts": is_auto},
         earlier,
     )
-    if is_auto and earlier is None and not _is_partial(batches):
-        algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None)
+    if is_auto and not _is_partial(batches):
+        algorithm = algorithm.looking_at(model, budget.max_evals, has_start=init is not None or earlier is not None)
     if isinstance(batches, Batches) and (executor is not None or timeout is not None):
         # The data are sent once, with the function, and then only row numbers.
         log_likelihood, batches = batches.bound_to(log_likelihood)
