@@ -119,8 +119,8 @@ class _OfFree:
     """The mixture that a free posterior draws its candidates from, in its own coordinates."""
 
     def __init__(self, family: FreeDensity, q: Floats) -> None:
-        self._proposal, self._rules = family.unpack(q).proposal, family.integration
-        self._warp = family.surface(q).warp
+        surface, self._rules = family.surface(q), family.integration
+        self._proposal, self._warp = surface.sampled_by(family.unpack(q).proposal), surface.warp
 
     def draw(self, rng: np.random.Generator, n: int) -> Floats:
         # `Proposal.draw` has a fixed share of wide draws, and those come first. Here each draw

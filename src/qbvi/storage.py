@@ -22,6 +22,7 @@ from qbvi.families.base import Density
 from qbvi.free.cells import Cells
 from qbvi.free.density import FreeDensity
 from qbvi.free.rules import Caution, Integration
+from qbvi.free.symmetry import Symmetry
 from qbvi.model import Model
 from qbvi.paths import Start
 from qbvi.points import mapped, row
@@ -359,6 +360,7 @@ def _family_from_spec(spec: Mapping[str, Any]) -> Any:
             "integration": Integration(**spec["integration"]),
             "cells": _cells(spec.get("cells", [])),
             "jumping": tuple(int(column) for column in spec.get("jumping", [])),
+            "symmetries": tuple(Symmetry.from_spec(symmetry) for symmetry in spec.get("symmetries", [])),
         }
         return FreeDensity(**{name: value for name, value in spec.items() if name != "kind"} | rules)
     if spec["kind"] == "Mixture":

@@ -44,7 +44,7 @@ class Base(NamedTuple):
 
     def log_prob(self, u: Floats, widened: float = 1.0) -> Floats:
         """Log density at u (n, d), with covariances ``widened`` times as large: (n,)."""
-        return np.asarray(np.logaddexp.reduce(self._log_parts(u, widened), axis=0))
+        return np.asarray(np.logaddexp.reduce(self.log_parts(u, widened), axis=0))
 
     @property
     def mean(self) -> Floats:
@@ -81,7 +81,7 @@ class Base(NamedTuple):
 
         A component that too few draws belong to keeps its mean and covariance.
         """
-        parts = self._log_parts(u, 1.0)
+        parts = self.log_parts(u)
         shares = np.exp(parts - np.logaddexp.reduce(parts, axis=0)) * weights
         mass = shares.sum(axis=1)
         means, covs = self.means.copy(), self.covs.copy()
@@ -94,7 +94,7 @@ class Base(NamedTuple):
             covs[k] = cov + _RIDGE * self.covs[k]
         return Base(mass / mass.sum(), means, covs)
 
-    def _log_parts(self, u: Floats, widened: float) -> Floats:
+    def log_parts(self, u: Floats, widened: float = 1.0) -> Floats:
         """Log of weight times density of every component: (k, n)."""
         d = u.shape[1]
         parts = np.empty((len(self.weights), len(u)))

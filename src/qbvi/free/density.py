@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from qbvi.arrays import Array
 from qbvi.families.base import Density
 from qbvi.free.base import Base
-from qbvi.free.cells import NONE, Cells
+from qbvi.free.cells import Cells
 from qbvi.free.pool import resampled
 from qbvi.free.proposal import Proposal
 from qbvi.free.rules import Caution, Integration
-from qbvi.free.surface import Coordinates, Points, Surface
+from qbvi.free.surface import PLAIN, Coordinates, Points, Surface
+from qbvi.free.symmetry import Symmetry
 from qbvi.free.warp import Warp
 
 __all__ = ["FreeDensity", "Member"]
@@ -59,6 +60,10 @@ class FreeDensity(Density):
         The coordinates that stand for whole numbers.
     jumping
         The coordinates along which the log joint may jump.
+    symmetries
+        What leaves the log joint unchanged.
+    is_folded
+        Whether the scale of the kernel is that of one of the copies.
     """
 
     dim: int
@@ -72,6 +77,8 @@ class FreeDensity(Density):
     integration: Integration = field(default_factory=Integration)
     cells: Cells = field(default_factory=Cells)
     jumping: tuple[int, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
+    is_folded: bool = False
 
     @classmethod
     def holding(
@@ -79,13 +86,14 @@ class FreeDensity(Density):
         member: Member,
         caution: Caution,
         integration: Integration,
-        cells: Cells = NONE,
-        jumping: tuple[int, ...] = (),
+        coordinates: Coordinates = PLAIN,
     ) -> FreeDensity:
         """The family of densities with as many points as this member."""
         n, d = member.points.theta.shape
         sizes = n, len(member.points.forbidden), len(member.base.weights), len(member.proposal.centres)
-        return cls(d, *sizes, len(member.warp.given), len(member.warp.linear), caution, integration, cells, jumping)
+        warp = len(member.warp.given), len(member.warp.linear)
+        cells, _, jumping, symmetries, is_folded = coordinates
+        return cls(d, *sizes, *warp, caution, integration, cells, jumping, symmetries, is_folded)
 
     @property
     def n_stored(self) -> int:
@@ -107,6 +115,10 @@ class FreeDensity(Density):
         proposal = Proposal(parts[8], parts[9], parts[10], parts[11], float(parts[12]))
         warp = Warp(*parts[13:22])
         return Member(points, base, shape, proposal, warp, float(parts[22]), parts[23], parts[24])
+
+    def coordinates(self, warp: Warp) -> Coordinates:
+        """The coordinates of the surrogate, with this change of them."""
+        return Coordinates(self.cells, warp, self.jumping, self.symmetries, self.is_folded)
 
     def surface(self, q: Array) -> Surface:
         """The surrogate of a member."""
@@ -147,5 +159,5 @@ class FreeDensity(Density):
 def _surface(density: FreeDensity, q: bytes) -> Surface:
     """The surrogate of a member, kept because its factorisation costs the cube of its points."""
     member = density.unpack(np.frombuffer(q))
-    coordinates = Coordinates(density.cells, member.warp, density.jumping)
+    coordinates = density.coordinates(member.warp)
     return Surface(member.points, member.base, member.shape, density.caution, coordinates)

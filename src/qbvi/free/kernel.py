@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Kernel", "squared_distances"]
+__all__ = ["Kernel", "Symmetric", "squared_distances"]
 
 Floats = NDArray[np.float64]
 
 _STEP = 0.45  # of the trapezoidal rule: an error below 1e-10 ...
 _MARGIN = 11  # ... as is the integrand so many steps from a point
+_BLOCK = 2**22  # most covariances with images of points that are computed at a time
 _FEW = 150  # points, below which exponentials take less time, ...
 _WIDEST = 8.0  # ... as for points so many lengths from the median: they would need many nodes
 
@@ -68,7 +69,7 @@ class Kernel(NamedTuple):
         """The covariance of any points (n, d) with points b (m, d), as a function."""
         d = b.shape[1]
         if d == 1:
-            return lambda a: self._joint(a, b)
+            return lambda a: self.joint(a, b)
         smooth = [i for i in range(d) if i not in self.roughened]
         length = self.length / math.sqrt(d)
         if d == 2:  # two coordinates are all coordinates
@@ -76,6 +77,24 @@ class Kernel(NamedTuple):
             return lambda a: self._added(a, b, one(a[:, smooth]), None)
         both = _with_squares(b[:, smooth], length)
         return lambda a: self._added(a, b, *both(a[:, smooth]))
+
+    def pairwise(self, a: Floats, b: Floats) -> Floats:
+        """Covariance of each point a (n, d) with that of the same row of b (n, d): (n,).
+
+        No function is rough.
+        """
+        d, squares = a.shape[1], (a - b) ** 2
+        joint = np.exp(np.sum(squares, axis=1) / (-2 * self.length**2))
+        if d == 1:
+            return np.asarray(joint)
+        k = np.exp(squares * (d / (-2 * self.length**2)))
+        one = k.sum(axis=1)
+        both = (one**2 - np.sum(k**2, axis=1)) / (d * (d - 1)) if d > 2 else joint
+        return np.asarray((1 - self.one - self.two) * joint + self.one / d * one + self.two * both)
+
+    def variances(self, a: Floats) -> Floats:
+        """Variance at each point (n, d): (n,)."""
+        return np.ones(len(a))
 
     def _added(self, a: Floats, b: Floats, one: Floats, squares: Floats | None) -> Floats:
         """The sum of all parts, given those of the smooth coordinates; overwrites them."""
@@ -85,7 +104,7 @@ class Kernel(NamedTuple):
             one += one_rough
             if squares is not None:
                 squares += one_rough * one_rough
-        total = self._joint(a, b)
+        total = self.joint(a, b)
         total *= 1 - self.one - (0.0 if squares is None else self.two)
         if squares is not None:
             np.subtract(one * one, squares, out=squares)
@@ -95,7 +114,7 @@ class Kernel(NamedTuple):
         total += one
         return total
 
-    def _joint(self, a: Floats, b: Floats) -> Floats:
+    def joint(self, a: Floats, b: Floats) -> Floats:
         """The kernel of all coordinates: (n, m)."""
         smooth = [i for i in range(a.shape[1]) if i not in self.roughened]
         joint = squared_distances(a[:, smooth], b[:, smooth])
@@ -115,6 +134,59 @@ class Kernel(NamedTuple):
         rough = self.rough * np.exp(np.abs(r) / -self.reach)
         table = (1 - self.rough) * _smooth(r) + rough
         return np.asarray(table[:, of_y][of_x])
+
+
+class Symmetric(NamedTuple):
+    r"""The kernel of functions that have the same value at all images of a point.
+
+    If f has kernel k, the sum of f over all images of a point has
+
+    .. math:: \sum_{g, h} k(g x, h y) = m \sum_g k(x, g y)
+
+    with m maps g, which form a group. The second form needs a k that is the same if both points are
+    mapped: here it is, since the maps exchange entries and change their signs. Observing f at x is
+    then observing it at all images, which need no points of their own.
+    """
+
+    kernel: Kernel
+    images: Callable[[Floats], Floats]  # all images of points (n, d): (m, n, d)
+
+    def __call__(self, a: Floats, b: Floats) -> Floats:
+        """Covariance between points a (n, d) and b (m, d): (n, m)."""
+        return self.against(b)(a)
+
+    def against(self, b: Floats) -> Callable[[Floats], Floats]:
+        """The covariance of any points (n, d) with points b (m, d), as a function."""
+        one = self._against(b)
+        rows = max(1, _BLOCK // max(len(self.images(b)) * len(b), 1))
+        return lambda a: np.concatenate([one(a[i : i + rows]) for i in range(0, max(len(a), 1), rows)])
+
+    def _against(self, b: Floats) -> Callable[[Floats], Floats]:
+        """That function, for a few points at a time."""
+        images = self.images(b)
+        m, n, d = images.shape
+        k, all_b = self.kernel, images.reshape(-1, d)
+        if d < 3 or len(all_b) < _FEW:
+            one = k.against(all_b)
+            return lambda a: np.asarray(one(a).reshape(len(a), m, n).sum(axis=1))
+        length = k.length / math.sqrt(d)
+        of_one, squares = _by_trapezoids(all_b, length), _by_trapezoids(all_b, length / math.sqrt(2), m)
+
+        def covariance(a: Floats) -> Floats:
+            """The sum of all parts; the squares of a point's images are added up first."""
+            total, one = k.joint(a, all_b), of_one(a)
+            total *= 1 - k.one - k.two
+            total += (k.one / d) * one
+            one *= one
+            one *= k.two / (d * (d - 1))
+            total += one
+            return np.asarray(total.reshape(len(a), m, n).sum(axis=1) - k.two / (d * (d - 1)) * squares(a))
+
+        return covariance
+
+    def variances(self, a: Floats) -> Floats:
+        """Variance at each point (n, d): one where all its images are far, up to their number."""
+        return np.asarray(sum(self.kernel.pairwise(a, image) for image in self.images(a)))
 
 
 def _kernels_of_one(b: Floats, length: float) -> Callable[[Floats], Floats]:
@@ -141,8 +213,11 @@ def _added_up(a: Floats, b: Floats) -> tuple[Floats, Floats]:
     return total, squares
 
 
-def _by_trapezoids(b: Floats, length: float) -> Callable[[Floats], Floats]:
-    """The sum of the kernels by the trapezoidal rule, except for a few points far out."""
+def _by_trapezoids(b: Floats, length: float, m: int = 1) -> Callable[[Floats], Floats]:
+    """The sum of the kernels by the trapezoidal rule, except for a few points far out.
+
+    If the points are m images of others, one after the other, it is also the sum over the images.
+    """
     b, k = b / length, b.shape[1]
     is_far = np.abs(b - np.median(b, axis=0)) > _WIDEST
     around = np.arange(-_MARGIN, _MARGIN + 1)
@@ -151,13 +226,19 @@ def _by_trapezoids(b: Floats, length: float) -> Callable[[Floats], Floats]:
     of = np.repeat(np.arange(k), [len(part) for part in nodes])
     t = np.concatenate([*nodes, np.empty(0)])
     at_b = _bumps(b[:, of] - t) * ~is_far[:, of]
+    n = len(b) // m
+    at_b = at_b if m == 1 else at_b.reshape(m, n, -1).sum(axis=0)
     far = [(i, np.flatnonzero(is_far[:, i])) for i in np.flatnonzero(is_far.any(axis=0))]
+    far = [(i, rows[np.argsort(rows % n, kind="stable")]) for i, rows in far]
+    ends = [np.unique(rows % n, return_index=True) for _, rows in far]
 
     def summed(a: Floats) -> Floats:
         a = a / length
         total = _bumps(a[:, of] - t) @ at_b.T
-        for i, rows in far:
-            total[:, rows] += _smooth(np.subtract.outer(a[:, i], b[rows, i]))
+        for (i, rows), (to, begin) in zip(far, ends, strict=True):
+            exact = _smooth(np.subtract.outer(a[:, i], b[rows, i]))
+            # Several images of a point may be far out.
+            total[:, to] += exact if len(to) == len(rows) else np.add.reduceat(exact, begin, axis=1)
         return np.asarray(total)
 
     return summed

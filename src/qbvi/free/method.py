@@ -35,13 +35,14 @@ from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
+from qbvi.free.fold import Copies
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
 from qbvi.free.rules import FreeRules
 from qbvi.free.search import Mode, Search, SearchState
 from qbvi.free.surface import Coordinates, Points, Surface
-from qbvi.free.symmetry import LogPrior, Symmetry, proposed
+from qbvi.free.symmetry import Group, LogPrior, Symmetry, exact_part, proposed
 from qbvi.free.warp import Given, Sample, fitted, found
 from qbvi.model import Model
 from qbvi.noise import NO_NOISE, Noise
@@ -822,21 +823,20 @@ class Free(Algorithm):
         base, warp = surface.base, surface.warp
         # A search for the kernel gives new coordinates, if there are any.
         if start is None or (n_searched == len(state.y) and (warp or start.warp)):
-            proposal = _first_proposal(base, rules.integration.centres)
+            proposal = _first_proposal(surface.copies.one, rules.integration.centres)
         else:
             proposal = start.proposal
         group, is_closing = self._search.group(state.search), self._is_near_the_end(state)
         pool = integrated(surface, proposal, rules.integration, group, is_closing=is_closing)
-        weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near // len(group))
-        mean = weights @ pool.u
-        cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
-        cov += _TINY * (np.diag(warp.scale**2) if warp else base.within)
-        nearly = pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
-        if nearly < rules.integration.near and pool.n_effective > rules.integration.fewest * family.dim:
-            mean, cov = near_gaussian_moments(surface, mean, cov, rules.integration)
+        imaged = self._imaged(state)
+        weights, n = pool.weights, rules.rounds.checks(family.dim, surface.n_near // len(imaged))
+        mean, cov = self._moments(family, surface, pool)
         member = Member(surface.points, base, surface.shape, pool.proposal, warp, pool.log_z, mean, cov)
-        density = FreeDensity.holding(member, rules.caution, rules.integration, self.cells, surface.jumping)
+        density = FreeDensity.holding(member, rules.caution, rules.integration, surface.coordinates)
         q, gaussian = self._nearest_gaussian(family, state, pool, np.asarray(family.from_moments(mean, cov)))
+        base = self._base(surface, pool)
+        if surface.symmetries and len(base.weights) != len(surface.base.weights):
+            state = state._replace(search=self._search.parted(state.search, base))
         rng = np.random.default_rng(len(state.y))
         current = Current(
             density=density,
@@ -850,13 +850,39 @@ class Free(Algorithm):
             sampling_error=pool.log_z_error,
             gaussian=gaussian,
             nearest=q,
-            base=base.updated(warp.straight(pool.u)[0], weights),
+            base=base,
             rows=rows,
-            n_points=len(state.y) * len(group),
+            n_points=len(state.y) * len(imaged),
             n_searched=n_searched,
             n_warped=n_warped,
         )
         return state._replace(q=q, current=current)
+
+    def _moments(self, family: Any, surface: Surface, pool: Pool) -> tuple[Floats, Floats]:
+        """Mean (d,) and covariance (d, d) of the claimed density."""
+        rule, weights, warp = self.rules.integration, pool.weights, surface.warp
+        mean = weights @ pool.u
+        mean = surface.copies.group.mean_of(mean) if surface.symmetries else mean
+        cov = ((pool.u - mean).T * weights) @ (pool.u - mean)
+        cov = surface.copies.group.cov_of(cov) if surface.symmetries else cov
+        cov += _TINY * (np.diag(warp.scale**2) if warp else surface.base.within)
+        nearly = pool.divergence(np.asarray(family.log_prob(family.from_moments(mean, cov), pool.u)))
+        if nearly < rule.near and pool.n_effective > rule.fewest * family.dim:
+            return near_gaussian_moments(surface, mean, cov, rule)
+        return mean, cov
+
+    def _base(self, surface: Surface, pool: Pool) -> Base:
+        """The base of the next surrogate, by the draws of this one.
+
+        If it has symmetries, by all their images, and with the modes beside a saddle.
+        """
+        w, weights = surface.warp.straight(pool.u)[0], pool.weights
+        if surface.symmetries:
+            group = surface.copies.group
+            base = surface.base.updated(group.images(w), np.repeat(weights, len(group)) / len(group))
+            parted = Copies.of(group, base).parted(w, weights, pool.low, self.rules.survey)
+            return base if parted is None else parted
+        return surface.base.updated(w, weights)
 
     def _error(self, state: FreeState, pool: Pool) -> float:
         """Nats by which the surrogate expects to be wrong."""
@@ -903,18 +929,23 @@ class Free(Algorithm):
         """
         rules, before, n = self.rules, state.current, len(state.y)
         if before is not None and held is not None and n < rules.search.again * before.n_searched:
-            coordinates = Coordinates(self.cells, held.warp, before.density.jumping)
-            surface = Surface(points, base, held.shape, rules.caution, coordinates)
+            surface = Surface(points, base, held.shape, rules.caution, before.density.coordinates(held.warp))
             return surface, before.n_searched, before.n_warped
         shape = None if held is None else held.shape if self.cells else held.shape[:4]
         straight = Base.one(held.mean, held.cov) if held is not None and held.warp else base
         structures = {() if held is None else held.warp.structure}
         is_due = before is None or (held is not None and n >= rules.warp.again * before.n_warped)
+        symmetries = self._exact(state)
         is_copied = len(self._search.group(state.search)) > 1  # images of funnels have no coordinates in common
         is_due &= len(base.weights) == 1 or (not is_copied and base.is_connected(rules.survey.apart))
+        is_due &= not symmetries
         if is_due and not self.cells:
             structures.add(self._given(points, straight))
-        best = Surface.searched(points, straight, shape, rules.caution, rules.search, Coordinates(self.cells))
+        coordinates = Coordinates(self.cells, symmetries=symmetries)
+        best = Surface.searched(points, straight, shape, rules.caution, rules.search, coordinates)
+        if symmetries:
+            folded = coordinates._replace(is_folded=True)
+            best = min(best, Surface.searched(points, base, shape, rules.caution, rules.search, folded), key=_misfit)
         for given in sorted(structures - {()}):
             rows = self._near(points, held)
             warp = fitted(Sample.of(points.theta[rows], points.y[rows], straight.mean, straight.cov), given, rules.warp)
@@ -934,7 +965,7 @@ class Free(Algorithm):
         known = () if state.current is None else state.current.density.jumping
         has_enough = smooth.n_near >= rules.search.known * (d + 1)
         is_torn = has_enough and smooth.unexplained >= 2 * self.tol
-        if self.cells or state.search.path.noise or not (is_torn or known):
+        if self.cells or smooth.symmetries or state.search.path.noise or not (is_torn or known):
             return smooth
         start, points = rules.search.start(d, is_rough=True), smooth.points
         start[: len(smooth.shape)] = smooth.shape
@@ -989,9 +1020,17 @@ class Free(Algorithm):
         nats = float(np.var(y[near] - np.asarray(family.log_prob(q, theta[near])))) / 2
         return max(nats - self._raised(state), 0.0)
 
+    def _exact(self, state: FreeState) -> tuple[Symmetry, ...]:
+        """The symmetries that the surrogate has exactly."""
+        return exact_part(state.theta.shape[1], tuple(self.symmetries[i] for i in state.search.symmetries))
+
+    def _imaged(self, state: FreeState) -> Group:
+        """The maps whose images of points are points of the surrogate. It needs none of its own."""
+        return Group.of(state.theta.shape[1], ()) if self._exact(state) else self._search.group(state.search)
+
     def _points(self, state: FreeState) -> tuple[Points, NDArray[np.int64]]:
         """The points of the surrogate, each once, and their rows among all points and images."""
-        group = self._search.group(state.search)
+        group = self._imaged(state)
         at = group.images(state.theta)
         theta = self.cells.middle(at)
         y = group.log_joints(state.theta, state.y, self.log_prior) + self.cells.slope(theta) - self.cells.slope(at)

@@ -128,11 +128,13 @@ def integrated(
     """
     rng, proposal, warp = np.random.default_rng(len(surface.points.y)), start, surface.warp
     for _ in range(rules.passes):
-        w = proposal.draw(rng, rules.draws, rules)
+        sampler = surface.sampled_by(proposal)
+        w = sampler.draw(rng, rules.draws, rules)
         u, log_jacobian = warp.bent(w)
-        weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
+        weights = _normalised(surface(u).low - log_jacobian - sampler.log_prob(w, rules))
         n_effective = float(1 / np.sum(weights**2))
-        if group is not None and not warp:  # coordinates of a funnel have no images
+        # Coordinates of a funnel have no images, and a surrogate that has them itself needs none.
+        if group is not None and not warp and not surface.symmetries:
             w, weights = group.images(w), np.repeat(weights, len(group)) / len(group)
         proposal = _adapted(surface, w, weights, n_effective, rng, rules)
     enough = rules.enough_to_close if is_closing else rules.enough
@@ -163,7 +165,11 @@ def _joined(pool: Pool, more: Pool) -> Pool:
 def _adapted(
     surface: Surface, w: Floats, weights: Floats, n_effective: float, rng: np.random.Generator, rules: Integration
 ) -> Proposal:
-    """The proposal for a density of which there are weighted draws w (n, d)."""
+    """The proposal for a density of which there are weighted draws w (n, d).
+
+    If the surrogate has symmetries, it is one for the one copy.
+    """
+    w, base = surface.copies.folded(w), surface.copies.one
     centres = w[systematic(rng, weights, rules.centres)]
     if n_effective < rules.fewest * w.shape[1]:
         # The proposal misses the density: continue from the best points that were evaluated.
@@ -171,16 +177,17 @@ def _adapted(
         weights, w = np.full(len(centres), 1 / len(centres)), centres
     mean = weights @ w
     cov = ((w - mean).T * weights) @ (w - mean)
-    floor = _FLOOR * surface.base.within
-    within = cov if len(surface.base.weights) == 1 else surface.base.updated(w, weights).within
+    floor = _FLOOR * base.within
+    within = cov if len(base.weights) == 1 else base.updated(w, weights).within
     return Proposal.around(centres, mean, cov + floor, within + floor, n_effective)
 
 
 def _drawn(surface: Surface, proposal: Proposal, rng: np.random.Generator, rules: Integration) -> Pool:
     """A pool of draws from a proposal."""
-    w = proposal.draw(rng, rules.closing, rules)
+    sampler = surface.sampled_by(proposal)
+    w = sampler.draw(rng, rules.closing, rules)
     u, log_jacobian = surface.warp.bent(w)
-    return Pool(proposal, u, proposal.log_prob(w, rules) + log_jacobian, *surface(u))
+    return Pool(proposal, u, sampler.log_prob(w, rules) + log_jacobian, *surface(u))
 
 
 def near_gaussian_moments(surface: Surface, mean: Floats, cov: Floats, rules: Integration) -> tuple[Floats, Floats]:
@@ -207,9 +214,10 @@ def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n:
     """
     best = 0.0
     for _ in range(1 + rules.passes):
-        w = proposal.draw(rng, max(rules.candidates * n, rules.draws), rules)
+        sampler = surface.sampled_by(proposal)
+        w = sampler.draw(rng, max(rules.candidates * n, rules.draws), rules)
         u, log_jacobian = surface.warp.bent(w)
-        weights = _normalised(surface(u).low - log_jacobian - proposal.log_prob(w, rules))
+        weights = _normalised(surface(u).low - log_jacobian - sampler.log_prob(w, rules))
         n_effective = float(1 / np.sum(weights**2))
         if n_effective > best:
             best, chosen = n_effective, (u, weights)
@@ -217,7 +225,8 @@ def resampled(surface: Surface, proposal: Proposal, rng: np.random.Generator, n:
             break
         proposal = _adapted(surface, w, weights, n_effective, rng, rules)
     u, weights = chosen
-    return np.asarray(u[rng.permutation(systematic(rng, weights, n))])
+    u = u[rng.permutation(systematic(rng, weights, n))]
+    return surface.copies.scattered(u, rng)
 
 
 def most_informative(surface: Surface, pool: Pool, n: int, most: int, makes_sense: NDArray[np.bool_]) -> Floats:

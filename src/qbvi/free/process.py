@@ -15,13 +15,15 @@ of MacKay (1992) find the ``a`` at which the evidence has its maximum:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from qbvi.free.kernel import Kernel
+from qbvi.free.fold import Folded
+from qbvi.free.kernel import Kernel, Symmetric
 from qbvi.free.rules import ShapeSearch
 
 __all__ = ["LeftOut", "Observations", "Predicted", "Process", "search"]
@@ -43,6 +45,8 @@ class Observations(NamedTuple):
     t: Floats  # (n,)
     noise: Floats  # (n,) variances
     rough: tuple[int, ...] = ()  # coordinates of which the function may be rough
+    # What makes a kernel that of functions with some symmetries; None without any.
+    symmetric: Callable[[Kernel], Folded | Symmetric] | None = None
 
 
 class LeftOut(NamedTuple):
@@ -106,7 +110,7 @@ class Process:
 
     def __init__(self, data: Observations, shape: Floats, variance: float) -> None:
         self._data, self._jitter, n = data, math.exp(shape[1]), len(data.t)
-        self.kernel = _kernel(shape, data.rough)
+        self.kernel = _kernel(shape, data)
         self._with_data = self.kernel.against(data.z)
         K = self._with_data(data.z)
         K[np.diag_indices(n)] += self._jitter
@@ -129,7 +133,7 @@ class Process:
         k = self._with_data(z)
         explained = k @ self._inverse.T
         constant = 1 - k @ self._ones
-        left = 1 - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total
+        left = self.kernel.variances(z) - np.einsum("ij,ij->i", explained, explained) + constant**2 / self._total
         mean = self._centre + self._constant + k @ self._alpha
         return Predicted(mean, self.variance * np.maximum(left, _FLAT), explained, constant)
 
@@ -205,10 +209,12 @@ def _solved_with_noise(K: Floats, t: Floats, noise: Floats, variance: float, ste
     return found, variance
 
 
-def _kernel(shape: Floats, rough: tuple[int, ...]) -> Kernel:
+def _kernel(shape: Floats, data: Observations) -> Kernel | Folded | Symmetric:
     ratios = np.exp([shape[2], shape[3], 0.0])
     one, two, _ = ratios / ratios.sum()
     parts = float(math.exp(shape[0])), float(one), float(two)
-    if not rough:
+    if data.symmetric is not None:
+        return data.symmetric(Kernel(*parts))
+    if not data.rough:
         return Kernel(*parts)
-    return Kernel(*parts, rough, float(scipy.special.expit(shape[4])), float(math.exp(shape[5])))
+    return Kernel(*parts, data.rough, float(scipy.special.expit(shape[4])), float(math.exp(shape[5])))

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from qbvi.free.kernel import squared_distances
 from qbvi.free.rules import Integration
+from qbvi.free.symmetry import Group
 
-__all__ = ["Proposal"]
+__all__ = ["Copied", "Proposal"]
 
 Floats = NDArray[np.float64]
 
@@ -82,6 +83,22 @@ class Proposal(NamedTuple):
         kernels -= 0.5 * d * math.log(2 * math.pi) + _log_volume(narrow)
         wide = _log_student(_whitened(broad, u - mean), rules.wide_freedom) - _log_volume(broad)
         return np.asarray(np.logaddexp(math.log1p(-rules.wide) + kernels, math.log(rules.wide) + wide))
+
+
+class Copied(NamedTuple):
+    """A proposal for one of several copies, at a random one of them."""
+
+    one: Proposal
+    group: Group
+
+    def draw(self, rng: np.random.Generator, n: int, rules: Integration) -> Floats:
+        """Independent draws: (n, d)."""
+        return self.group.scattered(self.one.draw(rng, n, rules), rng)
+
+    def log_prob(self, u: Floats, rules: Integration) -> Floats:
+        """Log density at points u (n, d), the mean over all images: (n,)."""
+        parts = self.one.log_prob(self.group.images(u), rules).reshape(len(u), -1)
+        return np.asarray(np.logaddexp.reduce(parts, axis=1) - math.log(len(self.group)))
 
 
 def _factor(cov: Floats) -> Floats:

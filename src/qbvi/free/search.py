@@ -295,6 +295,17 @@ class Search:
         opened = self._next(family, opened if is_new else opened._replace(modes=state.modes))
         return None if opened.is_over else opened
 
+    def parted(self, state: SearchState, base: Base) -> SearchState:
+        """The search that knows the modes of a base, not the saddles at which paths ended."""
+        worthy, modes, saddles = self.worthy(state), list[Mode](), list[Mode]()
+        for mean, cov in zip(base.means, base.covs, strict=True):
+            saddle = self._nearest(state, mean)
+            is_copy = any(one is saddle for one in saddles)
+            saddles.append(saddle)
+            modes.append(saddle._replace(mean=mean, cov=cov, n_evals=0 if is_copy else saddle.n_evals))
+        others = [mode for mode in state.modes if not any(mode is one for one in worthy)]
+        return state._replace(modes=(*modes, *others))
+
     def unsurveyed(self, state: SearchState) -> SearchState:
         """The search that goes on without a survey: to a first mode, and no further."""
         is_over = state.is_over or bool(state.modes)
@@ -413,7 +424,8 @@ class Search:
         if state.path.noise:
             return state
         rule, best = self.rules.survey, state.path.store.theta[int(np.argmax(state.path.store.y))]
-        usual = [i for i, image in enumerate(self.symmetries) if not image.correlated]
+        known = {image.key for image in self.group(state).maps}
+        usual = [i for i, image in enumerate(self.symmetries) if not image.correlated and image.key not in known]
         due = [
             i
             for i in (*usual, *correlated(self.symmetries, mode.cov))

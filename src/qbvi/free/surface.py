@@ -10,6 +10,8 @@ decide the shape of g, and they only say that there is no mass.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +21,12 @@ from numpy.typing import NDArray
 from qbvi.free.base import Base
 from qbvi.free.border import Border, border_between
 from qbvi.free.cells import NONE, Cells
-from qbvi.free.kernel import squared_distances
+from qbvi.free.fold import Copies, Folded, Spread
+from qbvi.free.kernel import Kernel, Symmetric, squared_distances
 from qbvi.free.process import Observations, Predicted, Process, search
+from qbvi.free.proposal import Copied, Proposal
 from qbvi.free.rules import Caution, ShapeSearch
+from qbvi.free.symmetry import Group, Symmetry
 from qbvi.free.warp import Warp
 
 __all__ = ["PLAIN", "Coordinates", "Points", "Seen", "Squash", "Surface"]
@@ -51,6 +56,9 @@ class Coordinates(NamedTuple):
     cells: Cells = NONE  # those that stand for whole numbers: points are in the middle of cells
     warp: Warp | None = None  # the change of coordinates
     jumping: tuple[int, ...] = ()  # those along which the log joint may jump
+    # What leaves the log joint unchanged. Then the points are known at all images, and so is it.
+    symmetries: tuple[Symmetry, ...] = ()
+    is_folded: bool = False  # whether the scale of the kernel is that of one of the copies
 
 
 PLAIN = Coordinates()  # as they are
@@ -151,7 +159,7 @@ class Surface:
 
     def __call__(self, u: Floats) -> Seen:
         """The surrogate at points u (m, d)."""
-        rows = max(1, _BLOCK // max(len(self.points.y), 1))
+        rows = max(1, _BLOCK // max(len(self.points.y) * len(self._group), 1))
         middle = self.cells.middle(u)
         parts = [self._seen(middle[i : i + rows]) for i in range(0, len(u), rows)]
         low, high, variance = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -160,7 +168,7 @@ class Surface:
 
     def whitened(self, u: Floats) -> Floats:
         """Points in the frame of the kernel: (m, d) -> (m, d)."""
-        return self._whitened(self.warp.straight(u)[0])
+        return self._local(self.warp.straight(u)[0])
 
     def predicted(self, u: Floats) -> Predicted:
         """The prediction of the Gaussian process at points u (m, d)."""
@@ -168,33 +176,61 @@ class Surface:
 
     def _frame(self, points: Points, base: Base, coordinates: Coordinates) -> None:
         d, caution = points.theta.shape[1], self._caution
+        self.coordinates = coordinates
         self.cells, self.jumping = coordinates.cells, coordinates.jumping
+        self.symmetries, self._group = coordinates.symmetries, Group.of(d, coordinates.symmetries)
+        self.is_folded, self.copies = coordinates.is_folded, Copies.of(self._group, base)
         self._apart = (*self.cells.columns, *self.jumping)
         self.warp = Warp.none(d) if coordinates.warp is None else coordinates.warp
         w, log_jacobian = self.warp.straight(points.theta)
         y = points.y - log_jacobian
         self._w, self._y = w, y
-        self._base, self._centre = base, base.mean
-        self._factor = np.linalg.cholesky(caution.base * base.within)
-        self._map = _whitening(caution.base * base.within, self._apart) if self._apart else None
+        self._base = base
+        self._centre, within = self._scale(base)
+        self._factor = np.linalg.cholesky(within)
+        self._map = _whitening(within, self._apart) if self._apart else None
+        if self.symmetries and not self.is_folded:
+            self._map = self._group.whitening(within)
         # Of a noisy function, the highest value is one with lucky noise.
         lucky = _LUCK * np.sqrt(points.noise)
         best = int(np.argmax(y - lucky))
         self._luck = float(lucky[best])
         self._squash = Squash(float(y[best]) - self._luck, caution.depth(d))
-        difference = y - base.log_prob(w, caution.base)
+        difference = y - self._log_base(w)
         self._offset = float(np.median(difference[y >= self._squash.top - d - 3]))
+
+    def _scale(self, base: Base) -> tuple[Floats, Floats]:
+        """Centre (d,) and covariance (d, d) of the frame of the kernel."""
+        if not self.symmetries or self.is_folded:
+            one = self.copies.one if self.symmetries else base
+            return one.mean, self._caution.base * one.within
+        return self._group.mean_of(base.mean), self._caution.base * self._group.cov_of(base.within)
+
+    def _spread(self, z: Floats) -> Spread:
+        """The images of points (n, d) that have a share, all in the frame of the kernel."""
+        images, begin, root = self.copies.spread(z @ self._factor.T + self._centre, self._caution.base)
+        return Spread(self._whitened(images), begin, root)
 
     def _observations(self, points: Points) -> Observations:
         caution, squash = self._caution, self._squash
         t = squash(self._y)
         below = np.maximum(squash.top - t - caution.blurred * squash.depth, 0.0)
         noise = points.noise + (caution.blur * below) ** 2
-        z = self._whitened(self._w)
+        z = self._local(self._w)
         # A first point may be a billion standard deviations away, where differences of squares of
         # distances are rounding. It is far from all others at any such distance.
         z *= np.minimum(1.0, _FARTHEST / np.maximum(np.linalg.norm(z, axis=1), 1.0))[:, None]
-        return Observations(z, t - self._fallback(self._w), noise, self._apart)
+        return Observations(z, t - self._fallback(self._w), noise, self._apart, self._symmetric())
+
+    def _symmetric(self) -> Callable[[Kernel], Folded | Symmetric] | None:
+        """How a kernel becomes that of functions with the symmetries; None without any."""
+        if not self.symmetries:
+            return None
+        return lambda one: Folded(one, self._spread) if self.is_folded else Symmetric(one, self._group.exchanged)
+
+    def _local(self, w: Floats) -> Floats:
+        """Points in the frame of the kernel (n, d), their images at the one copy if folded."""
+        return self._whitened(self.copies.folded(w) if self.is_folded else w)
 
     def _whitened(self, w: Floats) -> Floats:
         if self._map is not None:
@@ -203,12 +239,19 @@ class Surface:
             scipy.linalg.solve_triangular(self._factor, (w - self._centre).T, lower=True, check_finite=False).T
         )
 
+    def _log_base(self, w: Floats) -> Floats:
+        """Log density of the base (n,), the mean over all images."""
+        if not self.symmetries:
+            return self._base.log_prob(w, self._caution.base)
+        parts = self.copies.parts(w, self._caution.base)
+        return np.asarray(np.logaddexp.reduce(parts, axis=1) - math.log(len(self._group)))
+
     def _fallback(self, w: Floats) -> Floats:
-        return self._squash(self._base.log_prob(w, self._caution.base) + self._offset)
+        return self._squash(self._log_base(w) + self._offset)
 
     def _seen(self, u: Floats) -> Seen:
         caution, (w, log_jacobian) = self._caution, self.warp.straight(u)
-        z = self._whitened(w)
+        z = self._local(w)
         found = self.process(z)
         fallback = self._fallback(w)
         middle = fallback + found.mean
@@ -224,6 +267,10 @@ class Surface:
             low = np.where(self.border(u) < _AS_LIKELY_AS_NOT, -np.inf, low)
             high = np.where(self.border.possibly(u) <= 0, -np.inf, high)
         return Seen(low, high, found.variance)
+
+    def sampled_by(self, proposal: Proposal) -> Copied:
+        """What draws from a proposal for this surrogate, which is one for the one copy."""
+        return Copied(proposal, self._group)
 
     def worth(self) -> Floats:
         """Log density that would be possible at each point, were it not there, or that is (n,).
@@ -250,25 +297,37 @@ class Surface:
         return float(np.median(self.points.noise[self._is_near]))
 
     def best(self, n: int) -> Floats:
-        """The n points of the highest density, both in the coordinates of the base: (n, d)."""
-        return np.asarray(self._w[np.argsort(-self._y, kind="stable")[:n]])
+        """The n points of the highest density, both in the coordinates of the base: (n, d).
+
+        They are at the one copy, if there are several.
+        """
+        best = self._w[np.argsort(-self._y, kind="stable")[:n]]
+        return self.copies.folded(best)
 
     @property
     def _is_near(self) -> NDArray[np.bool_]:
         return np.asarray(self._y >= self._squash.top - self._squash.depth)
 
+    @property
+    def _everywhere(self) -> Floats:
+        """All points and their images, in the frame of the kernel."""
+        z = self._data.z
+        if not self.symmetries:
+            return z
+        return self._spread(z).z if self.is_folded else self._group.exchanged(z).reshape(-1, z.shape[1])
+
     def _spacing(self) -> float:
         """Distance between neighbouring points where the density is high, by a high quantile."""
-        z, y, d = self._data.z, self._y, self._data.z.shape[1]
+        z, y, d = self._data.z, self._y, self._w.shape[1]
         if len(z) < 2:
             return 0.0
-        squares = squared_distances(z[y >= self._squash.top - d - 3], z)
+        squares = squared_distances(z[y >= self._squash.top - d - 3], self._everywhere)
         to_nearest = np.partition(squares, 1, axis=1)[:, 1]  # the very nearest is the point itself
         return float(np.sqrt(np.quantile(to_nearest, _HIGH_QUANTILE)))
 
     def _lowered(self, z: Floats) -> Floats:
         """Nats by which the claim is lowered at whitened points z (m, d), far from all others."""
-        distance = np.sqrt(np.min(squared_distances(z, self._data.z), axis=1))
+        distance = np.sqrt(np.min(squared_distances(z, self._everywhere), axis=1))
         excess = np.maximum(distance / (self._caution.remote * self._usual) - 1, 0.0)
         return np.asarray(self._caution.lowered * excess**2)
 
@@ -276,7 +335,7 @@ class Surface:
         if not len(points.forbidden):
             return None
         sds = self.warp.scale if self.warp else np.sqrt(np.diagonal(self._base.within))
-        return border_between(points.theta, points.forbidden, sds)
+        return border_between(self._group.images(points.theta), self._group.images(points.forbidden), sds)
 
 
 def _whitening(cov: Floats, apart: tuple[int, ...]) -> Floats:

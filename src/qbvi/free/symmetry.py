@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import combinations, product
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import scipy
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from qbvi.model import Model, Parameter
 from qbvi.supports import Periodic, Simplex
 
-__all__ = ["Group", "Slots", "Symmetry", "is_equal", "proposed"]
+__all__ = ["Group", "Slots", "Symmetry", "exact_part", "is_equal", "proposed"]
 
 Floats = NDArray[np.float64]
 LogPrior = Callable[[Floats], Floats]
@@ -91,6 +91,16 @@ class Symmetry(NamedTuple):
         added = tuple((int(i), int(j), int(rest[i, j])) for i, j in np.argwhere(rest))
         return cls(tuple(range(k)), (1,) * k, name, blocks, keeps_prior=False, added=added)
 
+    @classmethod
+    def from_spec(cls, spec: Sequence[Any]) -> Self:
+        """The map of which these are the parts, as a file has them."""
+        order, sign, name, blocks, keeps_prior, added, correlated = spec
+        parts = tuple(Block(*map(int, block)) for block in blocks)
+        to = tuple((int(i), int(j), int(often)) for i, j, often in added)
+        whole = (tuple(map(int, numbers)) for numbers in (order, sign, correlated))
+        order, sign, correlated = whole
+        return cls(order, sign, str(name), parts, bool(keeps_prior), to, correlated)
+
     @property
     def key(self) -> tuple[tuple[int, ...], ...]:
         """What tells two maps apart."""
@@ -99,11 +109,12 @@ class Symmetry(NamedTuple):
     def __call__(self, u: Floats) -> Floats:
         """The images of points (n, d)."""
         if not self.blocks:
-            return self._mapped(u)
+            return self.mapped(u)
         basis = _basis(u.shape[-1], self.blocks)
-        return np.asarray(self._mapped(u @ basis) @ basis.T)
+        return np.asarray(self.mapped(u @ basis) @ basis.T)
 
-    def _mapped(self, v: Floats) -> Floats:
+    def mapped(self, v: Floats) -> Floats:
+        """The images of points with all logarithms (n, k)."""
         image = np.asarray(self.sign) * v[..., list(self.order)]
         for to, which, often in self.added:
             image[..., to] += often * v[..., which]
@@ -117,7 +128,7 @@ class Symmetry(NamedTuple):
     def then(self, other: Symmetry) -> Symmetry:
         """The map that applies another one after this one."""
         if self.added or other.added:
-            after = other._mapped(self._mapped(np.eye(len(self.order), dtype=np.int64)))
+            after = other.mapped(self.mapped(np.eye(len(self.order), dtype=np.int64)))
             keeps_prior = self.keeps_prior and other.keeps_prior
             return Symmetry.of_matrix(np.rint(after.T).astype(np.int64), self.name, self.blocks)._replace(
                 keeps_prior=keeps_prior
@@ -158,9 +169,45 @@ class Group(NamedTuple):
     def __len__(self) -> int:
         return len(self.maps)
 
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether the maps form a group, keep the prior, and exchange entries or change signs."""
+        keys = {image.key for image in self.maps}
+        is_closed = all(first.then(second).key in keys for first in self.maps for second in self.maps)
+        return is_closed and all(image.keeps_prior and not image.added for image in self.maps)
+
+    def mean_of(self, mean: Floats) -> Floats:
+        """The mean (d,) of all images of a point (d,)."""
+        return np.asarray(self.images(mean[None]).mean(axis=0))
+
+    def cov_of(self, cov: Floats) -> Floats:
+        """The mean covariance (d, d) of all images of a Gaussian."""
+        return np.asarray(np.mean([image.of_covariance(cov) for image in self.maps], axis=0))
+
+    def whitening(self, cov: Floats) -> Floats:
+        """A map W (k, d) to entries of unit variance that the maps exchange, as they do those of v.
+
+        ``cov`` (d, d) is the same for all images. Then so is its root, and the maps turn points in
+        units of the root as they turn points.
+        """
+        value, vector = np.linalg.eigh(cov)
+        root = (vector / np.sqrt(value)) @ vector.T
+        return np.asarray(_basis(len(cov), self.maps[0].blocks).T @ root)
+
+    def exchanged(self, v: Floats) -> Floats:
+        """All images of points in such entries (n, k): (m, n, k)."""
+        return np.stack([image.mapped(v) for image in self.maps])
+
     def images(self, u: Floats) -> Floats:
         """All images of points (n, d), those of a point together: (n k, d)."""
         return np.asarray(np.stack([image(u) for image in self.maps], axis=1).reshape(-1, u.shape[1]))
+
+    def scattered(self, u: Floats, rng: np.random.Generator) -> Floats:
+        """A random image of each point (n, d), each map as often as all others."""
+        if len(self) == 1:
+            return u
+        images = self.images(u).reshape(len(u), len(self), -1)
+        return np.asarray(images[np.arange(len(u)), rng.permutation(np.arange(len(u)) % len(self))])
 
     def log_joints(self, u: Floats, y: Floats, log_prior: LogPrior | None) -> Floats:
         """Log joints at all images of points (n, d), given those at the points (n,): (n k,).
@@ -181,6 +228,22 @@ class Group(NamedTuple):
         # Any weights without a relation between them prefer one image to all others.
         weights = np.sqrt(2.0 + np.arange(u.shape[1])[::-1])
         return np.asarray(images[np.arange(len(u)), np.argmax(images @ weights, axis=1)])
+
+
+@lru_cache(maxsize=64)
+def exact_part(d: int, symmetries: tuple[Symmetry, ...]) -> tuple[Symmetry, ...]:
+    """The symmetries that a surrogate in d dimensions can have exactly; none if some cannot be.
+
+    If their group is too large, it is a part of them. Signs and orders of three coordinates are 48
+    maps, of which the signs are left.
+    """
+    if not all(Group.of(d, (symmetry,)).is_orthogonal for symmetry in symmetries):
+        return ()
+    chosen: tuple[Symmetry, ...] = ()
+    for symmetry in symmetries:
+        if Group.of(d, (*chosen, symmetry)).is_orthogonal:
+            chosen = (*chosen, symmetry)
+    return chosen
 
 
 def is_equal(y: float, other: float) -> bool:
