@@ -694,9 +694,7 @@ class Free(Algorithm):
         """The state that knows the best round, and how many were no better than those before.
 
         If errors explain that the newest bound is lower, its surrogate is still the better one: it
-        has more points. One standard error is not enough: of many early rounds with few draws, one
-        has a bound that is too high by more. A full surrogate has no more points than the one
-        before, so the bound decides, less its error.
+        has more points. A full one has not, so the bound decides, less its error.
         """
         if self._is_void(state, newest.check):
             return state
@@ -705,7 +703,7 @@ class Free(Algorithm):
             return state._replace(best=newest)
         lead, error = newest.bound - best.bound, math.hypot(newest.bound_se, best.bound_se)
         is_full = self._is_full(state, newest.current)
-        least = newest.bound_se - best.bound_se if is_full else -self.rules.rounds.errors * error
+        least = newest.bound_se - best.bound_se if is_full else -error
         n_stuck = state.n_stuck + 1 if is_full and lead <= error else 0
         return state._replace(best=newest if lead >= least else best, n_stuck=n_stuck)
 
