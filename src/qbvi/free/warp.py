@@ -206,7 +206,6 @@ def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
     dominant = _dominant(rates)
     precision[dominant] = _raised(precision[dominant], 0.0)
     precision[:1] = _raised(precision[:1], rules.flattest)
-    reach = np.abs(v).max(axis=0)
     warp = Warp(
         given=columns.astype(np.float64),
         rates=rates,
@@ -216,39 +215,49 @@ def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
         high=s.max(axis=0) + rules.beyond * np.ptp(s, axis=0),
         linear=linear,
         precision=precision,
-        flattest=np.array(max(rules.flattest, 1 / float(reach.max()) ** 2)),
+        flattest=np.array(rules.flattest),
     )
-    return _credible(warp, np.median(s, axis=0), reach, rules)
+    warp = _credible(warp, np.median(s, axis=0), rules)
+    return warp if len(given) == 1 else _jointly_credible(warp, np.median(s, axis=0), np.abs(v).max(axis=0), rules)
 
 
-def _credible(warp: Warp, middle: Floats, reach: Floats, rules: WarpSearch) -> Warp:
-    """Limit the ranges of s, around its ``middle``, to where b and P make sense.
-
-    That is, v given s is no wider, and its mean no farther out, than the points reach (m,). Each coordinate is limited alone first, then all together. At a corner, where several
-    are extrapolated, P may vanish though it does not along any axis, and the mean is anywhere then.
-    """
+def _credible(warp: Warp, middle: Floats, rules: WarpSearch) -> Warp:
+    """Limit the range of each s, around its ``middle``, to where P is a precision."""
     low, high = warp.low.copy(), warp.high.copy()
     for i in range(len(middle)):
         for end in (low, high):
             s = np.tile(middle, (rules.steps, 1))
             s[:, i] = np.linspace(middle[i], end[i], rules.steps)
-            bad = np.flatnonzero(~_makes_sense(warp, s, reach))
+            phi = _functions(s, warp.rates, warp.scale[warp.given.astype(np.int64)])
+            least = np.linalg.eigvalsh(np.tensordot(phi, warp.precision, axes=1))[:, 0]
+            bad = np.flatnonzero(least < warp.flattest)
             end[i] = s[max(int(bad[0]) - 1, 0), i] if len(bad) else end[i]
-    sides = [np.linspace(*ends, rules.sides) for ends in zip(low, high, strict=True)]
+    return warp._replace(low=low, high=high)
+
+
+def _jointly_credible(warp: Warp, middle: Floats, reach: Floats, rules: WarpSearch) -> Warp:
+    """Limit the ranges of several s together to where v is no wider than the points.
+
+    At a corner, where all are extrapolated, P may vanish though it does not along any axis. The
+    mean of v is anywhere then, and so is next to no mass, which no draw shows: but it decides the
+    variances. So neither the mean nor the width of v given s may exceed the ``reach`` (m,) of the
+    points, their largest distances from the mean of the Gaussian.
+    """
+    warp = warp._replace(flattest=np.maximum(warp.flattest, 1 / reach.max() ** 2))
+    sides = [np.linspace(*ends, rules.sides) for ends in zip(warp.low, warp.high, strict=True)]
     grid = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, len(middle))
-    for share in np.linspace(1, 0, rules.steps):
-        if _makes_sense(warp, middle + share * (grid - middle), reach).all():
-            break
-    return warp._replace(low=middle + share * (low - middle), high=middle + share * (high - middle))
+    shares = np.linspace(1, 0, rules.steps)
+    share = next((t for t in shares if _is_within(warp, middle + t * (grid - middle), reach)), 0.0)
+    return warp._replace(low=middle + share * (warp.low - middle), high=middle + share * (warp.high - middle))
 
 
-def _makes_sense(warp: Warp, s: Floats, reach: Floats) -> NDArray[np.bool_]:
-    """Whether P(s) is a precision and the mean of v is within reach, at s (n, g) inside all limits."""
+def _is_within(warp: Warp, s: Floats, reach: Floats) -> bool:
+    """Whether v is within reach at all s (n, g), which are inside all limits."""
     phi = _functions(s, warp.rates, warp.scale[warp.given.astype(np.int64)])
     values, vectors = np.linalg.eigh(np.tensordot(phi, warp.precision, axes=1))
-    is_precision = values[:, 0] >= warp.flattest
-    mean = _times(vectors, 1 / np.maximum(values, warp.flattest), phi @ warp.linear)
-    return np.asarray(is_precision & np.all(np.abs(mean) <= reach, axis=1))
+    if np.any(values < warp.flattest):
+        return False
+    return bool(np.all(np.abs(_times(vectors, 1 / values, phi @ warp.linear)) <= reach))
 
 
 def _raised(matrices: Floats, least: float) -> Floats:
