@@ -259,6 +259,11 @@ def test_quadratic_reproduces_the_density_up_to_a_constant(prior):
     np.testing.assert_allclose(difference, difference[0], atol=1e-10)
 
 
+def test_a_prior_without_a_shape_is_that_of_one_number():
+    assert Flat().shape == Normal().shape == ()
+    np.testing.assert_array_equal(Flat().log_prob(np.zeros(4)), np.zeros(4))
+
+
 def test_which_priors_are_quadratic():
     assert Normal(shape=2).quadratic() is not None
     assert MultivariateNormal(0.0, COV).quadratic() is not None

@@ -250,3 +250,19 @@ def test_the_best_points_are_those_of_the_density_in_the_new_coordinates():
     order = np.argsort(log_jacobian - y)
     assert_array_equal(surface.best(5), w[order[:5]])
     assert not np.array_equal(order[:5], np.argsort(-y)[:5])
+
+
+def test_where_both_coordinates_are_extrapolated_no_width_is_beyond_the_points():
+    """P falls along the diagonal alone: it vanishes at two corners, and not on the way out along an axis."""
+    rng = np.random.default_rng(1)
+    s, v = rng.uniform(-3, 3, (400, 2)), 3 * rng.standard_normal((400, 1))
+    precision = 1 - 0.06 * s[:, :1] * s[:, 1:]
+    y = -0.5 * (precision * v**2)[:, 0] - 0.5 * np.sum(s**2, axis=1)
+    sample = Sample.of(np.column_stack([s, v]), y, np.zeros(3), np.eye(3))
+    warp = fitted(sample, ((0, 0.0), (1, 0.0)), WarpSearch())
+    corners = np.array([[a, b, w] for a in (-6.0, 6.0) for b in (-6.0, 6.0) for w in (-1.0, 1.0)])
+    theta, _ = warp.bent(corners)
+    assert np.all(np.abs(theta[:, 2]) <= 2 * np.max(np.abs(v)))
+    # Inside the points nothing is limited.
+    theta, _ = warp.bent(np.array([[1.0, 1.0, 1.0], [1.5, -1.5, 1.0]]))
+    assert_allclose(theta[:, 2], [0.94**-0.5, 1.135**-0.5], rtol=0.02)

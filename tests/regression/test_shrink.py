@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.optimize import minimize
 from scipy.special import gammaln
 
 import qbvi
@@ -177,3 +178,28 @@ def test_an_exponential_falls_on_one_side_alone():
     }
     for y, is_one_sided in steep.values():
         assert _is_steep_on_one_side(y, LadderRule().one_sided) == is_one_sided
+
+
+@pytest.mark.parametrize("seed", [4, 5])
+def test_counts_whose_logarithm_is_piecewise_linear_far_out_settle(seed):
+    """The negative binomial does not overflow, so steps led away from a start that was too wide.
+
+    At the start the log joint falls on both sides, and after a step on one.
+    """
+    rng = np.random.default_rng(103)
+    income, age = rng.lognormal(10.5, 0.5, 120), rng.uniform(18, 80, 120)
+    x = np.column_stack([np.ones(120), income, age])
+    y = rng.poisson(rng.gamma(2.2, np.exp(x @ [-0.4, 1.5e-5, 0.02]) / 2.2))
+    unit = np.array([1.0, 1e-5, 1e-2, 1.0])
+
+    def log_likelihood(v):
+        eta, size = x @ v[:3], np.exp(v[3])
+        both = np.logaddexp(v[3], eta)
+        counts = gammaln(y + size) - gammaln(size) - gammaln(y + 1)
+        return float(np.sum(counts + size * (v[3] - both) + y * (eta - both)))
+
+    fit = qbvi.fit(log_likelihood, qbvi.Normal(0, 10, shape=4), seed=seed, max_evals=500)
+    assert fit.converged
+    best = minimize(lambda t: -log_likelihood(t * unit) + 0.5 * np.sum((t * unit / 10) ** 2), [0, 0, 0, 0.0])
+    # 120 counts: the posterior is nearly Gaussian.
+    assert np.all(np.abs(fit.mean - best.x * unit) < 0.4 * fit.sd)

@@ -35,7 +35,8 @@ class Flat(Distribution):
 
     Parameters
     ----------
-    shape : int or tuple of int
+    shape : int or tuple of int, optional
+        Shape of the parameter. By default a single number, as for all other priors.
     support : Support
         The set of values of the parameter.
     scale : float or array_like
@@ -49,7 +50,7 @@ class Flat(Distribution):
     array([0., 0.])
     """
 
-    def __init__(self, shape: int | Shape, support: Support | None = None, scale: ArrayLike = 1.0) -> None:
+    def __init__(self, shape: int | Shape = (), support: Support | None = None, scale: ArrayLike = 1.0) -> None:
         self.shape, self.support = _placed(shape, support)
         self.scale = finite_numbers("scale", scale)
         check_positive("scale", self.scale)

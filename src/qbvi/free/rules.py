@@ -306,7 +306,8 @@ class WarpSearch:
     beyond: float = 0.5
     extreme: float = 0.02  # share of points at either end of s that are left out of b and P
     flattest: float = 1e-3  # least precision of v given s, where one is usual ...
-    steps: int = 50  # ... which is examined at so many values of s
+    steps: int = 50  # ... which is examined at so many values of each s ...
+    sides: int = 25  # ... and of several together: at the corners of their ranges, and between
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,8 @@ def fitted(sample: Sample, given: Given, rules: WarpSearch) -> Warp:
         precision=precision,
         flattest=np.array(rules.flattest),
     )
-    return _credible(warp, np.median(s, axis=0), rules)
+    warp = _credible(warp, np.median(s, axis=0), rules)
+    return warp if len(given) == 1 else _jointly_credible(warp, np.median(s, axis=0), np.abs(v).max(axis=0), rules)
 
 
 def _credible(warp: Warp, middle: Floats, rules: WarpSearch) -> Warp:
@@ -232,6 +233,31 @@ def _credible(warp: Warp, middle: Floats, rules: WarpSearch) -> Warp:
             bad = np.flatnonzero(least < warp.flattest)
             end[i] = s[max(int(bad[0]) - 1, 0), i] if len(bad) else end[i]
     return warp._replace(low=low, high=high)
+
+
+def _jointly_credible(warp: Warp, middle: Floats, reach: Floats, rules: WarpSearch) -> Warp:
+    """Limit the ranges of several s together to where v is no wider than the points.
+
+    At a corner, where all are extrapolated, P may vanish though it does not along any axis. The
+    mean of v is anywhere then, and so is next to no mass, which no draw shows: but it decides the
+    variances. So neither the mean nor the width of v given s may exceed the ``reach`` (m,) of the
+    points, their largest distances from the mean of the Gaussian.
+    """
+    warp = warp._replace(flattest=np.maximum(warp.flattest, 1 / reach.max() ** 2))
+    sides = [np.linspace(*ends, rules.sides) for ends in zip(warp.low, warp.high, strict=True)]
+    grid = np.stack(np.meshgrid(*sides), axis=-1).reshape(-1, len(middle))
+    shares = np.linspace(1, 0, rules.steps)
+    share = next((t for t in shares if _is_within(warp, middle + t * (grid - middle), reach)), 0.0)
+    return warp._replace(low=middle + share * (warp.low - middle), high=middle + share * (warp.high - middle))
+
+
+def _is_within(warp: Warp, s: Floats, reach: Floats) -> bool:
+    """Whether v is within reach at all s (n, g), which are inside all limits."""
+    phi = _functions(s, warp.rates, warp.scale[warp.given.astype(np.int64)])
+    values, vectors = np.linalg.eigh(np.tensordot(phi, warp.precision, axes=1))
+    if np.any(values < warp.flattest):
+        return False
+    return bool(np.all(np.abs(_times(vectors, 1 / values, phi @ warp.linear)) <= reach))
 
 
 def _raised(matrices: Floats, least: float) -> Floats:

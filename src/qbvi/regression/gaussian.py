@@ -284,10 +284,11 @@ class Regression(RegressionMethod):
         rule, last = self.rules.ladder, state.last_step
         if last is None or state.n_wild < rule.patience:
             return state
-        newest = state.store.y[state.store.past[-1].start :]
-        if state.shrink is None and not state.noise and _is_steep_on_both_sides(newest, rule.wild):
-            first = state.store.past[state.n_before].q  # steps on a wrong scale may have led anywhere
-            return self._shrinking(family, state._replace(n_limited=0, n_wild=0), first)
+        # Steps on a wrong scale may have led anywhere, so the draws of the start tell too.
+        first, newest = state.store.past[state.n_before], state.store.past[-1]
+        is_wide = any(_is_steep_on_both_sides(state.store.y[b.start : b.stop], rule.wild) for b in (first, newest))
+        if state.shrink is None and not state.noise and is_wide:
+            return self._shrinking(family, state._replace(n_limited=0, n_wild=0), first.q)
         origin = state.store.theta[int(np.argmax(state.store.y))]
         shift = family.mean(state.q) - family.mean(last.q)
         # Not wider than the first q, or a slope without an end would be climbed for ever.
