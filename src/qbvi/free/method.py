@@ -31,10 +31,12 @@ from qbvi.diagnostics import failures_depend_on_place
 from qbvi.ending import Stop, StopKind
 from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
+from qbvi.free.ascent import Ascents
 from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
+from qbvi.free.needles import Needles, outstanding, spread
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
@@ -148,6 +150,11 @@ class FreeState(NamedTuple):
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
     n_began: int = 0  # points when the rounds began
     settled: Settled | None = None  # the posterior with which the search went on, if it did
+    needles: Needles | None = None  # a look for needles that is under way
+    n_looked: int = 0  # points at the end of the last one
+    climbed: Floats = np.empty((0, 0))  # (k, d) where climbs began and ended
+    paused: Current | None = None  # the surrogate with which rounds go on if a hill is no mode ...
+    paused_modes: int = 0  # ... and the number of modes before
 
 
 @dataclass(frozen=True)
@@ -357,6 +364,8 @@ class Free(Algorithm):
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
+        if state.needles is not None and self.prior is not None:
+            return state.needles.ask(self.prior, self.rules.needles)
         if state.current is None:
             return self._search.ask(family, state.search, rng)
         n = len(state.current.exploring.points)
@@ -373,6 +382,8 @@ class Free(Algorithm):
             y=np.concatenate([state.y, y]),
             noise=np.concatenate([state.noise, np.asarray(values.noise_sd) ** 2]),
         )
+        if state.needles is not None:
+            return self._looked(family, state, state.needles, np.asarray(theta), y)
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
         search, info = self._search.tell(family, eta, state.search, theta, values)
@@ -389,8 +400,14 @@ class Free(Algorithm):
         if search.is_over and settled is not None and settled.holds(search):
             state = settled.restored(state)._replace(settled=None)
             return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(self._gap(state)))
-        if search.is_over:
-            state = self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(search))
+        if search.is_over and state.paused is not None and len(search.modes) <= state.paused_modes:
+            current = state.paused
+            state = self._renewed(family, state._replace(current=current, paused=None), current.base)
+        elif search.is_over:
+            found = state.paused is not None
+            state = state._replace(n_began=len(state.y), paused=None)
+            state = state._replace(best=None, checks=()) if found else state
+            state = self._renewed(family, state, self._search.base(search))
         elif self._is_walled(family, state):
             state = self._renewed(family, state._replace(n_began=len(state.y)), self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
@@ -615,6 +632,8 @@ class Free(Algorithm):
                 settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
                 state = state._replace(search=search, current=None, checks=(), best=None, settled=settled)
                 gap = math.inf
+        elif self._is_open(state):
+            state = self._looking(state)
         bound = bound if shown.n_finite else math.nan
         # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
         h = shown.h if state.current is not None else np.empty(0)
@@ -689,6 +708,82 @@ class Free(Algorithm):
             if search is not None:
                 return search
         return None
+
+    def _is_open(self, state: FreeState) -> bool:
+        """Whether the rounds do not come near an end, so that needles may be what they miss."""
+        rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
+        if current is None or self.prior is None or self.cells or self.needs_structure or state.search.path.noise:
+            return False
+        is_due = len(state.y) > rule.again * max(state.n_began, state.n_looked) and state.search.survey is not None
+        is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
+        return is_due and self._doubt(current) > rule.open and bool(state.search.modes)
+
+    def _looking(self, state: FreeState) -> FreeState:
+        """The state that looks for needles next."""
+        assert state.current is not None
+        assert self.prior is not None
+        rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
+        n = rule.share * len(state.y)
+        member, scanned = current.density.unpack(current.member), round(rule.scanned * n)
+        n_climbs = max(rule.fewest, int((n - scanned) / (3 * d + 2 * len(rule.along))))
+        sd, rng = np.sqrt(np.diag(member.cov)), np.random.default_rng(len(state.y))
+        return state._replace(needles=Needles(spread(current.draws, sd, self.prior, scanned, rng), None, n_climbs))
+
+    def _looked(
+        self, family: Any, state: FreeState, needles: Needles, theta: Floats, y: Floats
+    ) -> tuple[FreeState, Info]:
+        """Make one iteration of a look for needles."""
+        rule, prior = self.rules.needles, self.prior
+        assert state.current is not None
+        assert prior is not None
+        if needles.climbs is None:
+            climbs = self._climbs(state, needles.n_climbs, theta, y)
+            needles = needles._replace(climbs=climbs)
+            begun = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z
+            state = state._replace(climbed=np.concatenate([np.reshape(state.climbed, (-1, len(begun.T))), begun]))
+        else:
+            needles = needles._replace(climbs=needles.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule))
+        state = state._replace(needles=needles)
+        if needles.is_over:
+            state = self._ended_look(family, state, needles)
+        gap = math.inf if state.current is None else self._gap(state)
+        bound = math.nan if state.best is None else state.best.bound
+        return state, Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
+
+    def _climbs(self, state: FreeState, n: int, theta: Floats, y: Floats) -> Ascents:
+        """Climbs from n points at most that exceed what others predict; some are new (m, d)."""
+        assert state.current is not None
+        assert self.prior is not None
+        current, loc, scale = state.current, np.asarray(self.prior.loc), np.asarray(self.prior.scale)
+        surface, rule = current.density.surface(current.member), self.rules.needles
+        is_finite = np.isfinite(y)
+        u = np.concatenate([surface.points.theta, theta[is_finite]])
+        heights = np.concatenate([surface.points.y, y[is_finite]])
+        surprise = np.concatenate([surface.surprise, surface.excess(theta[is_finite], y[is_finite])])
+        if state.climbed.size:
+            apart = np.min(np.linalg.norm((u[:, None] - state.climbed) / scale, axis=2), axis=1)
+            surprise = np.where(apart > rule.apart * math.sqrt(len(loc)), surprise, -np.inf)
+        rows = outstanding((u - loc) / scale, heights, surprise, n, rule)
+        return Ascents.begin((u[rows] - loc) / scale, heights[rows])
+
+    def _ended_look(self, family: Any, state: FreeState, needles: Needles) -> FreeState:
+        """The search that goes on from the hill of a look, or the rounds if it does not matter."""
+        assert self.prior is not None
+        assert state.current is not None
+        state = state._replace(needles=None, n_looked=len(state.y))
+        if needles.climbs is None or not len(needles.climbs.y):
+            return state
+        mean, cov, mass = needles.end(self.prior)
+        state = state._replace(climbed=np.concatenate([state.climbed, mean[None]]))
+        modes = state.search.modes
+        if mass < max(mode.bound for mode in modes) - self.rules.survey.rival:
+            return state
+        search = self._search.from_hill(family, state.search, mean, cov)
+        if search is None:
+            return state
+        return state._replace(
+            search=search, q=np.asarray(search.path.q), paused=state.current, paused_modes=len(modes), current=None
+        )
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
         """The state that knows the best round, and how many were no better than those before.

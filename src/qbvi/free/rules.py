@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule", "WarpSearch"]
+__all__ = ["Caution", "FreeRules", "Integration", "NeedleRule", "Rounds", "ShapeSearch", "SurveyRule", "WarpSearch"]
 
 Floats = NDArray[np.float64]
 
@@ -281,6 +281,32 @@ class SurveyRule:
 
 
 @dataclass(frozen=True)
+class NeedleRule:
+    """When needles are looked for, with how many evaluations, and how they are climbed."""
+
+    # A surrogate that may miss so many nats, after the points have grown by this factor since the
+    # last look, is a reason to look: rounds of a posterior that they can describe settle sooner.
+    open: float = 1.0
+    again: float = 1.5
+    share: float = 0.33  # evaluations of a look, relative to those before, if rounds do not settle ...
+    scanned: float = 0.5  # ... of which so many are spread, and the others climb
+    fewest: int = 2  # climbs at least
+    surprising: float = 1.0  # nats above what other points predict from which a point may be on a hill
+    apart: float = 0.1  # least distance of two starts: prior deviations for each root of d
+    # Differences that show the curvature first, in standard deviations of the prior: a needle of
+    # this width fills a thousandth of the prior. Further ones, relative to the hill found so far.
+    first: float = 0.003
+    difference: float = 0.01
+    along: tuple[float, ...] = (0.2, 1.0, 3.0)  # parts of a step that are tried
+    longest: float = 1.0  # standard deviations of the prior that a step may have
+    shorter: float = 0.1  # factor of the next steps after one without a rise ...
+    shortest: float = 0.05  # ... down to this length, where a climb ends
+    least_gain: float = 0.5  # nats that a step must gain for another one
+    most_steps: int = 25
+    cliff: float = 10.0  # nats by which the log joint counts as lower where it is not finite
+
+
+@dataclass(frozen=True)
 class WarpSearch:
     """The search for coordinates given which the others are Gaussian (`qbvi.free.warp`)."""
 
@@ -319,3 +345,4 @@ class FreeRules:
     rounds: Rounds = field(default_factory=Rounds)
     survey: SurveyRule = field(default_factory=SurveyRule)
     warp: WarpSearch = field(default_factory=WarpSearch)
+    needles: NeedleRule = field(default_factory=NeedleRule)

@@ -107,6 +107,7 @@ class SearchState(NamedTuple):
     is_postponed: bool = False  # whether other modes are looked for when the rounds have settled
     is_sample: bool = False  # whether earlier points were a sample of the posterior
     is_thorough: bool = False  # whether the path goes on until its bound is nearly its best
+    is_climbed_hill: bool = False  # whether a climb has shown that the present path is on a hill
 
 
 @dataclass(frozen=True)
@@ -316,6 +317,20 @@ class Search:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
 
+    def from_hill(self, family: Any, state: SearchState, mean: Floats, cov: Floats) -> SearchState | None:
+        """The search that goes on from a hill (mean and covariance), which a climb has found.
+
+        None if the search for modes is full.
+        """
+        survey, known = state.survey, state.path
+        if survey is None or self.is_full(state):
+            return None
+        path = self.method.init(family, family.from_moments(mean, cov))._replace(
+            shrink=known.shrink, noise=known.noise, most_noise=known.most_noise, repeats=known.repeats
+        )
+        on = state._replace(path=path, survey=survey._replace(is_over=False), is_over=False, n_path=0, bounds=())
+        return on._replace(starts=state.starts[:0], is_postponed=False, is_climbed_hill=True)
+
     def exploring(self, state: SearchState) -> SearchState | None:
         """The search that looks once more for other modes, with all that is known now.
 
@@ -518,7 +533,7 @@ class Search:
         """
         rule, none = self.rules.survey, np.empty((0, family.dim))
         is_young = len(state.path.store.past) < rule.unprobed
-        if state.survey is None or not state.modes or is_young or self._path(state).is_exploring(state.path):
+        if state.is_climbed_hill or state.survey is None or not state.modes or is_young or self._path(state).is_exploring(state.path):
             return none
         best, _ = self._own_best(family, state)
         return line(best, self._nearest(state, best).mean, rule.on_probe)[1:]
@@ -630,7 +645,7 @@ class Search:
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
-        survey, rule = state.survey, self.rules.survey
+        survey, rule, state = state.survey, self.rules.survey, state._replace(is_climbed_hill=False)
         if survey is None or state.is_postponed or self.is_full(state) or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
         is_aimed = state.n_aimed == len(state.modes)

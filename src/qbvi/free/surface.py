@@ -235,9 +235,20 @@ class Surface:
         return np.asarray(self._fallback(self._w) + np.maximum(possible, self._data.t))
 
     @property
+    def surprise(self) -> Floats:
+        """How much each point exceeds what all others predict (n,)."""
+        return np.asarray(self._data.t - self.process.from_others()[0])
+
+    def excess(self, u: Floats, y: Floats) -> Floats:
+        """How much log densities y (m,) at other points u (m, d) exceed the prediction: (m,)."""
+        w, log_jacobian = self.warp.straight(u)
+        expected = self._fallback(w) + self.process(self._whitened(w)).mean
+        return np.asarray(self._squash(y - log_jacobian) - expected)
+
+    @property
     def unexplained(self) -> float:
         """Mean squared error with which points of high density are predicted from all others."""
-        return float(np.mean((self._data.t - self.process.from_others()[0])[self._is_near] ** 2))
+        return float(np.mean(self.surprise[self._is_near] ** 2))
 
     @property
     def n_near(self) -> int:

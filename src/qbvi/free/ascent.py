@@ -1,0 +1,146 @@
+r"""Several climbs to the top of a hill at the same time, of which half are given up at each step.
+
+A climb is a quasi-Newton search (BFGS) without gradients: d differences for the slope g, then three
+points along the step H g, where H estimates the inverse of minus the Hessian. Its first estimate is
+diagonal, from second differences: a needle may be a thousand times as narrow along one coordinate
+as along the others. After each step the lower half of the climbs ends (successive halving).
+
+Where a climb ends, H tells the volume of the hill, so its mass is known by Laplace's approximation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qbvi.free.rules import NeedleRule
+
+__all__ = ["Ascents"]
+
+Floats = NDArray[np.float64]
+
+_TINY = 1e-12
+
+
+class Ascents(NamedTuple):
+    """Climbs from k points at the same time, in units in which the prior has unit spread.
+
+    Examples
+    --------
+    >>> hill = lambda z: -0.5 * np.sum(((z - 2) / [0.01, 1]) ** 2, axis=1)
+    >>> start, rule = np.array([[2.02, 1.0], [2.5, 0.0]]), NeedleRule()
+    >>> climbs = Ascents.begin(start, hill(start))
+    >>> while not climbs.is_over:
+    ...     climbs = climbs.tell(hill(climbs.ask(rule)), rule)
+    >>> climbs.z.round(3), bool(abs(climbs.log_mass[0] - np.log(2 * np.pi * 0.01)) < 0.1)
+    (array([[2., 2.]]), True)
+    """
+
+    z: Floats  # (k, d) where the climbs are
+    y: Floats  # (k,) log joints there
+    slope: Floats  # (k, d); empty before it is known
+    inverse: Floats  # (k, d, d) inverse of minus the Hessian
+    length: Floats  # (k,) of the steps, relative to the quasi-Newton step
+    moved: Floats  # (k, d) the last steps
+    is_sloped: bool  # whether the slopes at z are known
+    n_steps: int
+    is_over: bool
+
+    @classmethod
+    def begin(cls, z: Floats, y: Floats) -> Ascents:
+        """Climbs from points (k, d) with log joints (k,)."""
+        k, d = z.shape
+        return cls(z, y, np.empty((k, 0)), np.empty((k, 0, 0)), np.ones(k), np.zeros((k, d)), False, 0, k == 0)
+
+    @property
+    def log_mass(self) -> Floats:
+        """Logs of the masses of the hills (k,), by Laplace's approximation."""
+        d = self.z.shape[1]
+        if not self.inverse.size:
+            return np.full(len(self.y), -np.inf)
+        return np.asarray(self.y + 0.5 * (d * math.log(2 * math.pi) + np.linalg.slogdet(self.inverse)[1]))
+
+    def ask(self, rule: NeedleRule) -> Floats:
+        """The next points: for the slopes, or along the steps."""
+        d = self.z.shape[1]
+        if self.is_sloped:
+            along = np.array(rule.along)[:, None] * self._steps(rule)[:, None]
+            return np.asarray((self.z[:, None] + along).reshape(-1, d))
+        ahead = self._differences(rule)[:, :, None] * np.eye(d)
+        both = ahead if self.slope.size else np.concatenate([ahead, -ahead], axis=1)
+        return np.asarray((self.z[:, None] + both).reshape(-1, d))
+
+    def tell(self, y: Floats, rule: NeedleRule) -> Ascents:
+        """The climbs that know the values of these points."""
+        rise = y.reshape(len(self.y), -1) - self.y[:, None]
+        rise = np.where(np.isfinite(rise), rise, -rule.cliff)
+        if self.is_sloped:
+            return self._stepped(rise, rule)
+        return self._begun(rise, rule) if not self.slope.size else self._turned(rise, rule)
+
+    def _differences(self, rule: NeedleRule) -> Floats:
+        """Lengths of the differences (k, d): a part of the standard deviation of the hill."""
+        if not self.slope.size:
+            return np.full(self.z.shape, rule.first)
+        return np.asarray(rule.difference * np.sqrt(np.diagonal(self.inverse, axis1=1, axis2=2)))
+
+    def _steps(self, rule: NeedleRule) -> Floats:
+        """The quasi-Newton steps (k, d), none longer than the spread of the prior."""
+        step = np.einsum("kij,kj->ki", self.inverse, self.slope) * self.length[:, None]
+        longest = np.max(np.abs(step), axis=1, keepdims=True) * max(rule.along)
+        return np.asarray(step / np.maximum(longest / rule.longest, 1.0))
+
+    def _begun(self, rise: Floats, rule: NeedleRule) -> Ascents:
+        """Slopes and curvatures along each coordinate, from differences to both sides."""
+        ahead, back = np.split(rise, 2, axis=1)
+        curvature = np.abs(ahead + back) / rule.first**2
+        variances = 1 / np.maximum(curvature, 1.0)  # the prior's own curvature is one
+        inverse = variances[:, :, None] * np.eye(self.z.shape[1])
+        return self._replace(slope=(ahead - back) / (2 * rule.first), inverse=inverse, is_sloped=True)
+
+    def _turned(self, rise: Floats, rule: NeedleRule) -> Ascents:
+        """New slopes, and what their change tells of the Hessian."""
+        slope = rise / self._differences(rule)
+        inverse = np.stack(
+            [_updated(*parts) for parts in zip(self.inverse, self.moved, self.slope - slope, strict=True)]
+        )
+        return self._replace(slope=slope, inverse=inverse, is_sloped=True)
+
+    def _stepped(self, rise: Floats, rule: NeedleRule) -> Ascents:
+        """Go to the best point along each step; only the better half of the climbs goes on."""
+        k, n_steps = np.arange(len(self.y)), self.n_steps + 1
+        steps, best = self._steps(rule), np.argmax(rise, axis=1)
+        gain = np.maximum(rise[k, best], 0.0)
+        moved = np.where(gain > 0, np.array(rule.along)[best], 0.0)[:, None] * steps
+        # Without a rise, the step was too long by far.
+        length = np.where(gain > 0, 1.0, self.length * rule.shorter)
+        y = self.y + gain
+        kept = np.argsort(-y, kind="stable")[: max(len(y) // 2, 1)]
+        is_up = bool(gain[kept[0]] >= rule.least_gain)
+        is_over = len(kept) == 1 and (n_steps >= rule.most_steps or not (is_up or length[kept[0]] > rule.shortest))
+        return Ascents(
+            z=(self.z + moved)[kept],
+            y=y[kept],
+            slope=self.slope[kept],
+            inverse=self.inverse[kept],
+            length=length[kept],
+            moved=moved[kept],
+            is_sloped=not gain[kept].any(),
+            n_steps=n_steps,
+            is_over=is_over,
+        )
+
+
+def _updated(inverse: Floats, step: Floats, fall: Floats) -> Floats:
+    """The inverse (d, d) after the slope fell by ``fall`` (d,) along a step (d,), by BFGS.
+
+    Without a fall the log joint is not concave there, and nothing is learnt.
+    """
+    product = float(step @ fall)
+    if product <= _TINY:
+        return inverse
+    left = np.eye(len(step)) - np.outer(step, fall) / product
+    return np.asarray(left @ inverse @ left.T + np.outer(step, step) / product)
