@@ -32,7 +32,7 @@ class Ascents(NamedTuple):
     --------
     >>> hill = lambda z: -0.5 * np.sum(((z - 2) / [0.01, 1]) ** 2, axis=1)
     >>> start, rule = np.array([[2.02, 1.0], [2.5, 0.0]]), NeedleRule()
-    >>> climbs = Ascents.begin(start, hill(start))
+    >>> climbs = Ascents.begin(start, hill(start), np.zeros(2, dtype=int), 0.0)
     >>> while not climbs.is_over:
     ...     climbs = climbs.tell(hill(climbs.ask(rule)), rule)
     >>> climbs.z.round(3), bool(abs(climbs.log_mass[0] - np.log(2 * np.pi * 0.01)) < 0.1)
@@ -48,12 +48,22 @@ class Ascents(NamedTuple):
     is_sloped: bool  # whether the slopes at z are known
     n_steps: int
     is_over: bool
+    group: NDArray[np.int64]  # (k,) climbs of one group compete with each other
+    goal: float  # a log joint that a hill must have to matter
 
     @classmethod
-    def begin(cls, z: Floats, y: Floats) -> Ascents:
+    def begin(cls, z: Floats, y: Floats, group: NDArray[np.int64], goal: float) -> Ascents:
         """Climbs from points (k, d) with log joints (k,)."""
         k, d = z.shape
-        return cls(z, y, np.empty((k, 0)), np.empty((k, 0, 0)), np.ones(k), np.zeros((k, d)), False, 0, k == 0)
+        none, ones, still = np.empty((k, 0)), np.ones(k), np.zeros((k, d))
+        return cls(z, y, none, np.empty((k, 0, 0)), ones, still, False, 0, k == 0, group, goal)
+
+    def without(self, is_known: NDArray[np.bool_]) -> Ascents:
+        """The climbs without those (k,) that arrived at a known hill."""
+        rest = np.flatnonzero(~is_known)
+        parts = (getattr(self, name)[rest] for name in ("z", "y", "slope", "inverse", "length", "moved"))
+        kept = self._replace(**dict(zip(("z", "y", "slope", "inverse", "length", "moved"), parts, strict=True)))
+        return kept._replace(group=self.group[rest], is_over=self.is_over or not len(rest))
 
     @property
     def log_mass(self) -> Floats:
@@ -118,9 +128,13 @@ class Ascents(NamedTuple):
         # Without a rise, the step was too long by far.
         length = np.where(gain > 0, 1.0, self.length * rule.shorter)
         y = self.y + gain
-        kept = np.argsort(-y, kind="stable")[: max(len(y) // 2, 1)]
-        is_up = bool(gain[kept[0]] >= rule.least_gain)
-        is_over = len(kept) == 1 and (n_steps >= rule.most_steps or not (is_up or length[kept[0]] > rule.shortest))
+        kept = np.sort(np.concatenate([_better_half(y, self.group == one) for one in np.unique(self.group)]))
+        is_short = (gain <= 0) & (length > rule.shortest)
+        # Several steps like the last one must lead to a hill that matters.
+        kept = kept[((y + rule.steps * gain >= self.goal) | is_short)[kept]]
+        is_moving = (gain >= rule.least_gain) | is_short
+        is_final = len(kept) == len(np.unique(self.group[kept]))
+        is_over = is_final and (n_steps >= rule.most_steps or not is_moving[kept].any())
         return Ascents(
             z=(self.z + moved)[kept],
             y=y[kept],
@@ -128,10 +142,18 @@ class Ascents(NamedTuple):
             inverse=self.inverse[kept],
             length=length[kept],
             moved=moved[kept],
-            is_sloped=not gain[kept].any(),
+            is_sloped=bool(len(kept)) and not gain[kept].any(),
             n_steps=n_steps,
             is_over=is_over,
+            group=self.group[kept],
+            goal=self.goal,
         )
+
+
+def _better_half(y: Floats, is_in: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Rows of the higher half of the climbs of a group, one at least."""
+    rows = np.flatnonzero(is_in)
+    return np.asarray(rows[np.argsort(-y[rows], kind="stable")[: max(len(rows) // 2, 1)]])
 
 
 def _updated(inverse: Floats, step: Floats, fall: Floats) -> Floats:

@@ -36,7 +36,7 @@ from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
-from qbvi.free.needles import Needles, outstanding, spread
+from qbvi.free.needles import Hill, Needles, outstanding, spread
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
@@ -152,7 +152,8 @@ class FreeState(NamedTuple):
     settled: Settled | None = None  # the posterior with which the search went on, if it did
     needles: Needles | None = None  # a look for needles that is under way
     n_looked: int = 0  # points at the end of the last one
-    climbed: Floats = np.empty((0, 0))  # (k, d) where climbs began and ended
+    climbed: Floats = np.empty((0, 0))  # (k, d) where climbs began
+    hills: tuple[Hill, ...] = ()  # where they ended
     paused: Current | None = None  # the surrogate with which rounds go on if a hill is no mode ...
     paused_modes: int = 0  # ... and the number of modes before
 
@@ -632,8 +633,10 @@ class Free(Algorithm):
                 settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
                 state = state._replace(search=search, current=None, checks=(), best=None, settled=settled)
                 gap = math.inf
+            elif self._is_free(state):
+                state, gap = self._looking(state, self.rules.needles.last_share), math.inf
         elif self._is_open(state):
-            state = self._looking(state)
+            state = self._looking(state, self.rules.needles.share)
         bound = bound if shown.n_finite else math.nan
         # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
         h = shown.h if state.current is not None else np.empty(0)
@@ -711,19 +714,37 @@ class Free(Algorithm):
 
     def _is_open(self, state: FreeState) -> bool:
         """Whether the rounds do not come near an end, so that needles may be what they miss."""
-        rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
-        if current is None or self.prior is None or self.cells or self.needs_structure or state.search.path.noise:
+        rule, d = self.rules.needles, state.theta.shape[1]
+        if state.current is None or not self._may_look(state):
             return False
-        is_due = len(state.y) > rule.again * max(state.n_began, state.n_looked) and state.search.survey is not None
+        is_due = len(state.y) > rule.again * max(state.n_began, state.n_looked)
         is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
-        return is_due and self._doubt(current) > rule.open and bool(state.search.modes)
+        return is_due and self._doubt(state.current) > rule.open
 
-    def _looking(self, state: FreeState) -> FreeState:
-        """The state that looks for needles next."""
+    def _is_free(self, state: FreeState) -> bool:
+        """Whether a posterior that has settled leaves a coordinate as free as the prior.
+
+        There may be a needle along it. A Gaussian has shown that the log joint is quadratic.
+        """
+        rule, current = self.rules.needles, state.current
+        if current is None or self.prior is None or not self._may_look(state):
+            return False
+        sd = np.sqrt(np.diag(current.density.unpack(current.member).cov))
+        is_free = bool(np.any(sd > rule.free * np.asarray(self.prior.scale)))
+        is_due = len(state.y) > (1 + rule.last_share) * state.n_looked
+        return is_free and is_due and current.gaussian > self.rules.rounds.gaussian
+
+    def _may_look(self, state: FreeState) -> bool:
+        """Whether needles can be found: climbs would follow noise, and steps of whole numbers."""
+        is_told = state.search.is_sample or not state.search.modes
+        return not (self.prior is None or self.cells or self.needs_structure or state.search.path.noise or is_told)
+
+    def _looking(self, state: FreeState, share: float) -> FreeState:
+        """The state that looks for needles next, with such a share of the evaluations so far."""
         assert state.current is not None
         assert self.prior is not None
         rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
-        n = rule.share * len(state.y)
+        n = share * len(state.y)
         member, scanned = current.density.unpack(current.member), round(rule.scanned * n)
         n_climbs = max(rule.fewest, int((n - scanned) / (3 * d + 2 * len(rule.along))))
         sd, rng = np.sqrt(np.diag(member.cov)), np.random.default_rng(len(state.y))
@@ -742,7 +763,10 @@ class Free(Algorithm):
             begun = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z
             state = state._replace(climbed=np.concatenate([np.reshape(state.climbed, (-1, len(begun.T))), begun]))
         else:
-            needles = needles._replace(climbs=needles.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule))
+            climbs = needles.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule)
+            at = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z
+            is_known = np.any([hill.square(at) < rule.known**2 for hill in state.hills], axis=0)
+            needles = needles._replace(climbs=climbs.without(np.broadcast_to(is_known, len(at))))
         state = state._replace(needles=needles)
         if needles.is_over:
             state = self._ended_look(family, state, needles)
@@ -763,8 +787,16 @@ class Free(Algorithm):
         if state.climbed.size:
             apart = np.min(np.linalg.norm((u[:, None] - state.climbed) / scale, axis=2), axis=1)
             surprise = np.where(apart > rule.apart * math.sqrt(len(loc)), surprise, -np.inf)
-        rows = outstanding((u - loc) / scale, heights, surprise, n, rule)
-        return Ascents.begin((u[rows] - loc) / scale, heights[rows])
+        member, d = current.density.unpack(current.member), len(loc)
+        here = [*state.search.modes, *state.hills, Hill(member.mean, member.cov, 0.0)]
+        is_inside = np.any([part.square(u) < self.rules.survey.apart**2 * d for part in here], axis=0)
+        z, rows = (u - loc) / scale, []
+        for is_in in (is_inside, ~is_inside):
+            part = np.flatnonzero(is_in)
+            rows.append(part[outstanding(z[part], heights[part], surprise[part], max(n // 2, 1), rule)])
+        group = np.repeat(np.arange(2), [len(part) for part in rows])
+        chosen = np.concatenate(rows)
+        return Ascents.begin(z[chosen], heights[chosen], group, float(np.max(heights)))
 
     def _ended_look(self, family: Any, state: FreeState, needles: Needles) -> FreeState:
         """The search that goes on from the hill of a look, or the rounds if it does not matter."""
@@ -773,12 +805,12 @@ class Free(Algorithm):
         state = state._replace(needles=None, n_looked=len(state.y))
         if needles.climbs is None or not len(needles.climbs.y):
             return state
-        mean, cov, mass = needles.end(self.prior)
-        state = state._replace(climbed=np.concatenate([state.climbed, mean[None]]))
+        hills = needles.ends(self.prior)
+        state = state._replace(hills=(*state.hills, *hills))
         modes = state.search.modes
-        if mass < max(mode.bound for mode in modes) - self.rules.survey.rival:
+        if hills[0].log_mass < max(mode.bound for mode in modes) + self.rules.survey.valley:
             return state
-        search = self._search.from_hill(family, state.search, mean, cov)
+        search = self._search.from_hill(family, state.search, hills[0].mean, hills[0].cov)
         if search is None:
             return state
         return state._replace(

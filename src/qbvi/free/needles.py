@@ -24,9 +24,22 @@ from qbvi.free.rules import NeedleRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
-__all__ = ["Needles", "outstanding", "spread"]
+__all__ = ["Hill", "Needles", "outstanding", "spread"]
 
 Floats = NDArray[np.float64]
+
+
+class Hill(NamedTuple):
+    """A hill that a climb has shown."""
+
+    mean: Floats  # (d,)
+    cov: Floats  # (d, d)
+    log_mass: float
+
+    def square(self, theta: Floats) -> Floats:
+        """Squared distances of points (n, d), in standard deviations: (n,)."""
+        apart = theta - self.mean
+        return np.asarray(np.sum(apart * np.linalg.solve(self.cov, apart.T).T, axis=1))
 
 
 class Needles(NamedTuple):
@@ -47,28 +60,26 @@ class Needles(NamedTuple):
             return self.points
         return np.asarray(np.asarray(prior.loc) + np.asarray(prior.scale) * self.climbs.ask(rule))
 
-    def end(self, prior: PriorScale) -> tuple[Floats, Floats, float]:
-        """Mean (d,) and covariance (d, d) of the best hill, and the log of its mass."""
+    def ends(self, prior: PriorScale) -> list[Hill]:
+        """The hills at which the last climbs have ended, the one with most mass first."""
         assert self.climbs is not None
-        loc, scale, best = np.asarray(prior.loc), np.asarray(prior.scale), int(np.argmax(self.climbs.y))
-        cov = self.climbs.inverse[best] * np.outer(scale, scale)
-        mass = float(self.climbs.log_mass[best] + np.log(scale).sum())
-        return loc + scale * self.climbs.z[best], cov, mass
+        loc, scale = np.asarray(prior.loc), np.asarray(prior.scale)
+        parts = zip(self.climbs.z, self.climbs.inverse, self.climbs.log_mass, strict=True)
+        found = [Hill(loc + scale * z, C * np.outer(scale, scale), float(m + np.log(scale).sum())) for z, C, m in parts]
+        return sorted(found, key=lambda hill: -hill.log_mass)
 
 
-def spread(
-    draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.Generator
-) -> Floats:
+def spread(draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.Generator) -> Floats:
     """Points (n, d): each is a draw from the posterior, with some coordinates from the prior.
 
-    A coordinate is from the prior with a probability of its standard deviation ``sd`` (d,) relative
-    to the prior's, and of 1 / d at least: what is free in the posterior is free at a needle too, and
-    what is not may have another value there.
+    A coordinate that is free in the posterior, with a standard deviation ``sd`` (d,) near that of
+    the prior, is free at a needle too. Others may have another value there, but nobody knows which
+    or how many: so each point has its own share of coordinates that are from the prior.
     """
     d, scale = draws.shape[1], np.asarray(prior.scale)
     fresh = np.asarray(prior.loc) + scale * Sobol().normal(drawn_generator(rng), n + n % 2, d)[:n]
-    is_fresh = rng.random((n, d)) < np.clip(sd / scale, 1 / d, 1.0)
-    return np.where(is_fresh, fresh, draws[rng.integers(len(draws), size=n)])
+    share = np.maximum(rng.random((n, 1)), np.minimum(sd / scale, 1.0))
+    return np.where(rng.random((n, d)) < share, fresh, draws[rng.integers(len(draws), size=n)])
 
 
 def outstanding(z: Floats, y: Floats, surprise: Floats, n: int, rule: NeedleRule) -> NDArray[np.int64]:

@@ -287,9 +287,13 @@ class NeedleRule:
     # A surrogate that may miss so many nats, after the points have grown by this factor since the
     # last look, is a reason to look: rounds of a posterior that they can describe settle sooner.
     open: float = 1.0
-    again: float = 1.5
-    share: float = 0.33  # evaluations of a look, relative to those before, if rounds do not settle ...
-    scanned: float = 0.5  # ... of which so many are spread, and the others climb
+    again: float = 1.25
+    share: float = 0.25  # evaluations of a look, relative to those before, if rounds do not settle ...
+    # A posterior that has settled is looked at once, with this share, if a coordinate is as free as
+    # in the prior, that is, has this part of its standard deviation: there is nothing on most.
+    last_share: float = 0.15
+    free: float = 0.5
+    scanned: float = 0.6  # ... of which so many are spread, and the others climb
     fewest: int = 2  # climbs at least
     surprising: float = 1.0  # nats above what other points predict from which a point may be on a hill
     apart: float = 0.1  # least distance of two starts: prior deviations for each root of d
@@ -303,6 +307,8 @@ class NeedleRule:
     shortest: float = 0.05  # ... down to this length, where a climb ends
     least_gain: float = 0.5  # nats that a step must gain for another one
     most_steps: int = 25
+    steps: float = 5.0  # steps like the last one that must lead a climb to the best value so far
+    known: float = 2.0  # standard deviations from the end of an earlier climb where another one ends
     cliff: float = 10.0  # nats by which the log joint counts as lower where it is not finite
 
 

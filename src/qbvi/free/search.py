@@ -323,12 +323,15 @@ class Search:
         None if the search for modes is full.
         """
         survey, known = state.survey, state.path
-        if survey is None or self.is_full(state):
+        if self.is_full(state):
             return None
         path = self.method.init(family, family.from_moments(mean, cov))._replace(
             shrink=known.shrink, noise=known.noise, most_noise=known.most_noise, repeats=known.repeats
         )
-        on = state._replace(path=path, survey=survey._replace(is_over=False), is_over=False, n_path=0, bounds=())
+        # Nothing but tests of symmetries is left of the survey.
+        survey = None if survey is None else survey._replace(is_over=False, is_spreading=False, n_exploring=0)
+        survey = None if survey is None else survey._replace(lines=survey.lines[:0], ends=survey.ends[:0])
+        on = state._replace(path=path, survey=survey, is_over=False, n_path=0, bounds=(), climb=None)
         return on._replace(starts=state.starts[:0], is_postponed=False, is_climbed_hill=True)
 
     def exploring(self, state: SearchState) -> SearchState | None:
@@ -645,7 +648,9 @@ class Search:
 
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
-        survey, rule, state = state.survey, self.rules.survey, state._replace(is_climbed_hill=False)
+        survey, rule = state.survey, self.rules.survey
+        if state.is_climbed_hill:
+            return self._arrived(state)
         if survey is None or state.is_postponed or self.is_full(state) or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
         is_aimed = state.n_aimed == len(state.modes)
@@ -664,6 +669,8 @@ class Search:
     def _aimed(self, family: Any, state: SearchState) -> SearchState:
         """Choose points on other hills, or lines to the modes; the search is over without them."""
         assert state.survey is not None
+        if state.is_climbed_hill:
+            return self._arrived(state)
         if not state.survey.n_spread or state.survey.is_due:  # there are points to evaluate first
             return state
         modes, theta, rule = state.modes, state.survey.theta, self.rules.survey
@@ -680,6 +687,17 @@ class Search:
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
         survey = survey.aimed(means, tops, predicted, self._spreading(state))
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
+
+    def _arrived(self, state: SearchState) -> SearchState:
+        """The end of a path from a hill that a climb has shown, when its symmetries are tested.
+
+        Such a look is better at finding further modes than lines to this one.
+        """
+        survey = state.survey
+        if survey is not None and len(survey.across):
+            return state
+        survey = None if survey is None else survey._replace(is_over=True)
+        return state._replace(survey=survey, is_over=True, is_climbed_hill=False)
 
     def _spreading(self, state: SearchState) -> SurveyRule:
         """The rules of the survey: for each rival of the best mode, points are spread once more."""
