@@ -36,7 +36,7 @@ from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
-from qbvi.free.needles import Hill, Needles, outstanding, spread
+from qbvi.free.needles import Hill, Looks, Needles, climbs, spread
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
@@ -134,6 +134,13 @@ class Settled(NamedTuple):
         return state._replace(current=self.best.current, checks=self.checks, best=self.best, q=self.q)
 
 
+class Paused(NamedTuple):
+    """Rounds that go on if a path to another mode finds none."""
+
+    current: Current
+    n_modes: int  # that the search knew
+
+
 class FreeState(NamedTuple):
     """The state of the search for Gaussians, all points, and the state of the rounds."""
 
@@ -150,12 +157,8 @@ class FreeState(NamedTuple):
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
     n_began: int = 0  # points when the rounds began
     settled: Settled | None = None  # the posterior with which the search went on, if it did
-    needles: Needles | None = None  # a look for needles that is under way
-    n_looked: int = 0  # points at the end of the last one
-    climbed: Floats = np.empty((0, 0))  # (k, d) where climbs began
-    hills: tuple[Hill, ...] = ()  # where they ended
-    paused: Current | None = None  # the surrogate with which rounds go on if a hill is no mode ...
-    paused_modes: int = 0  # ... and the number of modes before
+    looks: Looks = Looks()  # for needles
+    paused: Paused | None = None  # the rounds, while a path leads from a hill that a look has found
 
 
 @dataclass(frozen=True)
@@ -274,7 +277,8 @@ class Free(Algorithm):
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
-        return state.current is None and self._search.is_exploring(state.search)
+        is_searching = state.current is None and self._search.is_exploring(state.search)
+        return is_searching or state.looks.now is not None
 
     def fresh_draws(self, n_evals: int) -> int:
         """As the first part, if the fit ends before the rounds begin."""
@@ -365,8 +369,8 @@ class Free(Algorithm):
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
-        if state.needles is not None and self.prior is not None:
-            return state.needles.ask(self.prior, self.rules.needles)
+        if state.looks.now is not None and self.prior is not None:
+            return state.looks.now.ask(self.prior, self.rules.needles)
         if state.current is None:
             return self._search.ask(family, state.search, rng)
         n = len(state.current.exploring.points)
@@ -383,10 +387,16 @@ class Free(Algorithm):
             y=np.concatenate([state.y, y]),
             noise=np.concatenate([state.noise, np.asarray(values.noise_sd) ** 2]),
         )
-        if state.needles is not None:
-            return self._looked(family, state, state.needles, np.asarray(theta), y)
+        if state.looks.now is not None:
+            return self._looked(family, state, state.looks.now, np.asarray(theta), y)
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
+        return self._searched(family, eta, state, theta, values)
+
+    def _searched(
+        self, family: Any, eta: Array, state: FreeState, theta: Array, values: Values
+    ) -> tuple[FreeState, Info]:
+        """Make one iteration of the search for Gaussians, and begin rounds if it is over."""
         search, info = self._search.tell(family, eta, state.search, theta, values)
         # Lines and climbs would follow the noise, or leave no evaluations for the posterior itself.
         if self._is_noisy(search):
@@ -401,17 +411,21 @@ class Free(Algorithm):
         if search.is_over and settled is not None and settled.holds(search):
             state = settled.restored(state)._replace(settled=None)
             return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(self._gap(state)))
-        if search.is_over and state.paused is not None and len(search.modes) <= state.paused_modes:
-            current = state.paused
-            state = self._renewed(family, state._replace(current=current, paused=None), current.base)
-        elif search.is_over:
-            found = state.paused is not None
-            state = state._replace(n_began=len(state.y), paused=None)
-            state = state._replace(best=None, checks=()) if found else state
-            state = self._renewed(family, state, self._search.base(search))
+        if search.is_over:
+            state = self._begun(family, state)
         elif self._is_walled(family, state):
             state = self._renewed(family, state._replace(n_began=len(state.y)), self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
+
+    def _begun(self, family: Any, state: FreeState) -> FreeState:
+        """The first round with the modes of the search, or the next one if there is no new mode."""
+        paused, search = state.paused, state.search
+        if paused is not None and len(search.modes) <= paused.n_modes:
+            state = state._replace(current=paused.current, paused=None)
+            return self._renewed(family, state, paused.current.base)
+        if paused is not None:
+            state = state._replace(best=None, checks=(), paused=None)
+        return self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(search))
 
     def _is_first_alone(self, state: FreeState) -> bool:
         """Whether the first method is all there is, as long as no structure is found."""
@@ -627,20 +641,23 @@ class Free(Algorithm):
         state = self._advanced(family, state, (theta, y), bound - se, is_lost=is_lost)
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
-            best = Confirmed(state.current, check, bound, se)
-            state = state._replace(best=best)
-            if (search := self._searching(family, state)) is not None:
-                settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
-                state = state._replace(search=search, current=None, checks=(), best=None, settled=settled)
-                gap = math.inf
-            elif self._is_free(state):
-                state, gap = self._looking(state, self.rules.needles.last_share), math.inf
+            state, gap = self._settled(family, state, Confirmed(state.current, check, bound, se), gap)
         elif self._is_open(state):
             state = self._looking(state, self.rules.needles.share)
         bound = bound if shown.n_finite else math.nan
         # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
         h = shown.h if state.current is not None else np.empty(0)
         return state, Info(np.float64(bound), h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _settled(self, family: Any, state: FreeState, best: Confirmed, gap: float) -> tuple[FreeState, float]:
+        """The state that looks for other modes once more, and the gap: if it does not, it ends."""
+        state = state._replace(best=best)
+        if (search := self._searching(family, state)) is not None:
+            settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
+            return state._replace(search=search, current=None, checks=(), best=None, settled=settled), math.inf
+        if self._is_free(state):
+            return self._looking(state, self.rules.needles.last_share), math.inf
+        return state, gap
 
     def _advanced(
         self, family: Any, state: FreeState, newest: tuple[Floats, Floats], bound: float, *, is_lost: bool
@@ -717,7 +734,7 @@ class Free(Algorithm):
         rule, d = self.rules.needles, state.theta.shape[1]
         if state.current is None or not self._may_look(state):
             return False
-        is_due = len(state.y) > rule.again * max(state.n_began, state.n_looked)
+        is_due = len(state.y) > rule.again * max(state.n_began, state.looks.n_evals)
         is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
         return is_due and self._doubt(state.current) > rule.open
 
@@ -729,9 +746,11 @@ class Free(Algorithm):
         rule, current = self.rules.needles, state.current
         if current is None or self.prior is None or not self._may_look(state):
             return False
-        sd = np.sqrt(np.diag(current.density.unpack(current.member).cov))
+        several, member = len(current.base.weights) > 1, current.density.unpack(current.member)
+        covs = current.base.covs if several else member.cov[None]
+        sd = np.sqrt(np.diagonal(covs, axis1=1, axis2=2))  # of a mode, not of all together
         is_free = bool(np.any(sd > rule.free * np.asarray(self.prior.scale)))
-        is_due = len(state.y) > (1 + rule.last_share) * state.n_looked
+        is_due = len(state.y) > (1 + rule.last_share) * state.looks.n_evals
         return is_free and is_due and current.gaussian > self.rules.rounds.gaussian
 
     def _may_look(self, state: FreeState) -> bool:
@@ -748,74 +767,48 @@ class Free(Algorithm):
         member, scanned = current.density.unpack(current.member), round(rule.scanned * n)
         n_climbs = max(rule.fewest, int((n - scanned) / (3 * d + 2 * len(rule.along))))
         sd, rng = np.sqrt(np.diag(member.cov)), np.random.default_rng(len(state.y))
-        return state._replace(needles=Needles(spread(current.draws, sd, self.prior, scanned, rng), None, n_climbs))
+        now = Needles(spread(current.draws, sd, self.prior, scanned, rng), None, n_climbs)
+        return state._replace(looks=state.looks._replace(now=now))
 
-    def _looked(
-        self, family: Any, state: FreeState, needles: Needles, theta: Floats, y: Floats
-    ) -> tuple[FreeState, Info]:
+    def _looked(self, family: Any, state: FreeState, now: Needles, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         """Make one iteration of a look for needles."""
-        rule, prior = self.rules.needles, self.prior
-        assert state.current is not None
+        looks, prior = state.looks, self.prior
         assert prior is not None
-        if needles.climbs is None:
-            climbs = self._climbs(state, needles.n_climbs, theta, y)
-            needles = needles._replace(climbs=climbs)
-            begun = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z
-            state = state._replace(climbed=np.concatenate([np.reshape(state.climbed, (-1, len(begun.T))), begun]))
+        if now.climbs is None:
+            begun = self._climbs(state, theta, y)
+            starts = tuple(np.asarray(prior.loc) + np.asarray(prior.scale) * begun.z)
+            now, looks = now._replace(climbs=begun), looks._replace(starts=(*looks.starts, *starts))
         else:
-            climbs = needles.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule)
-            at = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z
-            is_known = np.any([hill.square(at) < rule.known**2 for hill in state.hills], axis=0)
-            needles = needles._replace(climbs=climbs.without(np.broadcast_to(is_known, len(at))))
-        state = state._replace(needles=needles)
-        if needles.is_over:
-            state = self._ended_look(family, state, needles)
-        gap = math.inf if state.current is None else self._gap(state)
+            now = now.climbed(y, looks.hills, prior, self.rules.needles)
+        state = state._replace(looks=looks._replace(now=now))
+        state = self._ended_look(family, state, now.ends(prior)) if now.is_over else state
+        gap = math.inf if state.current is None or not now.is_over else self._gap(state)
         bound = math.nan if state.best is None else state.best.bound
         return state, Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
 
-    def _climbs(self, state: FreeState, n: int, theta: Floats, y: Floats) -> Ascents:
-        """Climbs from n points at most that exceed what others predict; some are new (m, d)."""
+    def _climbs(self, state: FreeState, theta: Floats, y: Floats) -> Ascents:
+        """Climbs from points of the surrogate, or from new ones (m, d)."""
         assert state.current is not None
         assert self.prior is not None
-        current, loc, scale = state.current, np.asarray(self.prior.loc), np.asarray(self.prior.scale)
-        surface, rule = current.density.surface(current.member), self.rules.needles
-        is_finite = np.isfinite(y)
-        u = np.concatenate([surface.points.theta, theta[is_finite]])
-        heights = np.concatenate([surface.points.y, y[is_finite]])
-        surprise = np.concatenate([surface.surprise, surface.excess(theta[is_finite], y[is_finite])])
-        if state.climbed.size:
-            apart = np.min(np.linalg.norm((u[:, None] - state.climbed) / scale, axis=2), axis=1)
-            surprise = np.where(apart > rule.apart * math.sqrt(len(loc)), surprise, -np.inf)
-        member, d = current.density.unpack(current.member), len(loc)
-        here = [*state.search.modes, *state.hills, Hill(member.mean, member.cov, 0.0)]
-        is_inside = np.any([part.square(u) < self.rules.survey.apart**2 * d for part in here], axis=0)
-        z, rows = (u - loc) / scale, []
-        for is_in in (is_inside, ~is_inside):
-            part = np.flatnonzero(is_in)
-            rows.append(part[outstanding(z[part], heights[part], surprise[part], max(n // 2, 1), rule)])
-        group = np.repeat(np.arange(2), [len(part) for part in rows])
-        chosen = np.concatenate(rows)
-        return Ascents.begin(z[chosen], heights[chosen], group, float(np.max(heights)))
+        current, (theta, y) = state.current, (theta[np.isfinite(y)], y[np.isfinite(y)])
+        surface, member = current.density.surface(current.member), current.density.unpack(current.member)
+        old = surface.points.theta, surface.points.y, surface.surprise
+        at = [np.concatenate(pair) for pair in zip(old, (theta, y, surface.excess(theta, y)), strict=True)]
+        known: list[Mode | Hill] = [*state.search.modes, *state.looks.hills, Hill(member.mean, member.cov, 0.0)]
+        near = self.rules.survey.apart**2 * theta.shape[1]
+        is_inside = np.any([part.square(at[0]) < near for part in known], axis=0)
+        return climbs((at[0], at[1], at[2]), is_inside, state.looks, self.prior, self.rules.needles)
 
-    def _ended_look(self, family: Any, state: FreeState, needles: Needles) -> FreeState:
+    def _ended_look(self, family: Any, state: FreeState, hills: tuple[Hill, ...]) -> FreeState:
         """The search that goes on from the hill of a look, or the rounds if it does not matter."""
-        assert self.prior is not None
-        assert state.current is not None
-        state = state._replace(needles=None, n_looked=len(state.y))
-        if needles.climbs is None or not len(needles.climbs.y):
-            return state
-        hills = needles.ends(self.prior)
-        state = state._replace(hills=(*state.hills, *hills))
-        modes = state.search.modes
-        if hills[0].log_mass < max(mode.bound for mode in modes) + self.rules.survey.valley:
+        looks, modes = state.looks, state.search.modes
+        state = state._replace(looks=Looks(None, len(state.y), looks.starts, (*looks.hills, *hills)))
+        least = max(mode.bound for mode in modes) + self.rules.survey.valley
+        if state.current is None or not hills or hills[0].log_mass < least or self._search.is_full(state.search):
             return state
         search = self._search.from_hill(family, state.search, hills[0].mean, hills[0].cov)
-        if search is None:
-            return state
-        return state._replace(
-            search=search, q=np.asarray(search.path.q), paused=state.current, paused_modes=len(modes), current=None
-        )
+        paused = Paused(state.current, len(modes))
+        return state._replace(search=search, q=np.asarray(search.path.q), paused=paused, current=None)
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
         """The state that knows the best round, and how many were no better than those before.

@@ -24,7 +24,7 @@ from qbvi.free.rules import NeedleRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
 
-__all__ = ["Hill", "Needles", "outstanding", "spread"]
+__all__ = ["Hill", "Looks", "Needles", "climbs", "outstanding", "spread"]
 
 Floats = NDArray[np.float64]
 
@@ -43,10 +43,10 @@ class Hill(NamedTuple):
 
 
 class Needles(NamedTuple):
-    """The points of a look that are evaluated next."""
+    """A look for needles: the points that are evaluated next."""
 
-    points: Floats  # (m, d) that are spread; empty when they are known ...
-    climbs: Ascents | None  # ... and the climbs begin
+    points: Floats  # (m, d) that are spread; they are known when ...
+    climbs: Ascents | None  # ... the climbs have begun
     n_climbs: int  # how many begin
 
     @property
@@ -60,13 +60,31 @@ class Needles(NamedTuple):
             return self.points
         return np.asarray(np.asarray(prior.loc) + np.asarray(prior.scale) * self.climbs.ask(rule))
 
-    def ends(self, prior: PriorScale) -> list[Hill]:
+    def climbed(self, y: Floats, hills: tuple[Hill, ...], prior: PriorScale, rule: NeedleRule) -> Needles:
+        """The look that knows the values (n,) of the last points; climbs to known hills end."""
+        assert self.climbs is not None
+        climbs = self.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule)
+        at, is_known = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z, np.zeros(len(climbs.y), dtype=bool)
+        for hill in hills:
+            is_known |= hill.square(at) < rule.known**2
+        return self._replace(climbs=climbs.without(is_known))
+
+    def ends(self, prior: PriorScale) -> tuple[Hill, ...]:
         """The hills at which the last climbs have ended, the one with most mass first."""
         assert self.climbs is not None
         loc, scale = np.asarray(prior.loc), np.asarray(prior.scale)
         parts = zip(self.climbs.z, self.climbs.inverse, self.climbs.log_mass, strict=True)
         found = [Hill(loc + scale * z, C * np.outer(scale, scale), float(m + np.log(scale).sum())) for z, C, m in parts]
-        return sorted(found, key=lambda hill: -hill.log_mass)
+        return tuple(sorted(found, key=lambda hill: -hill.log_mass))
+
+
+class Looks(NamedTuple):
+    """All looks of a fit."""
+
+    now: Needles | None = None  # the one that is under way
+    n_evals: int = 0  # evaluations of the fit at the end of the last one
+    starts: tuple[Floats, ...] = ()  # points (d,) at which climbs began ...
+    hills: tuple[Hill, ...] = ()  # ... and where they ended
 
 
 def spread(draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.Generator) -> Floats:
@@ -80,6 +98,27 @@ def spread(draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.
     fresh = np.asarray(prior.loc) + scale * Sobol().normal(drawn_generator(rng), n + n % 2, d)[:n]
     share = np.maximum(rng.random((n, 1)), np.minimum(sd / scale, 1.0))
     return np.where(rng.random((n, d)) < share, fresh, draws[rng.integers(len(draws), size=n)])
+
+
+def climbs(
+    at: tuple[Floats, Floats, Floats], is_inside: NDArray[np.bool_], looks: Looks, prior: PriorScale, rule: NeedleRule
+) -> Ascents:
+    """Climbs from the best points (n, d), with log joints (n,), that exceed what others predict.
+
+    The third part of ``at`` is by how much they do: (n,). Points inside of a known mode compete
+    with each other, as do those outside. The former are higher, but a needle that is far from all
+    modes shows among the latter only.
+    """
+    assert looks.now is not None
+    theta, y, surprise = at
+    z, n = (theta - np.asarray(prior.loc)) / np.asarray(prior.scale), max(looks.now.n_climbs // 2, 1)
+    for start in looks.starts:
+        apart = np.linalg.norm((theta - start) / np.asarray(prior.scale), axis=1)
+        surprise = np.where(apart > rule.apart * math.sqrt(theta.shape[1]), surprise, -np.inf)
+    parts = [np.flatnonzero(is_inside), np.flatnonzero(~is_inside)]
+    rows = [part[outstanding(z[part], y[part], surprise[part], n, rule)] for part in parts]
+    group, chosen = np.repeat(np.arange(2), [len(part) for part in rows]), np.concatenate(rows)
+    return Ascents.begin(z[chosen], y[chosen], group, float(np.max(y)))
 
 
 def outstanding(z: Floats, y: Floats, surprise: Floats, n: int, rule: NeedleRule) -> NDArray[np.int64]:

@@ -317,22 +317,20 @@ class Search:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
 
-    def from_hill(self, family: Any, state: SearchState, mean: Floats, cov: Floats) -> SearchState | None:
-        """The search that goes on from a hill (mean and covariance), which a climb has found.
+    def from_hill(self, family: Any, state: SearchState, mean: Floats, cov: Floats) -> SearchState:
+        """The search that goes on from a hill (mean and covariance), which a climb has shown.
 
-        None if the search for modes is full.
+        Of the survey, only tests of symmetries follow.
         """
         survey, known = state.survey, state.path
-        if self.is_full(state):
-            return None
         path = self.method.init(family, family.from_moments(mean, cov))._replace(
             shrink=known.shrink, noise=known.noise, most_noise=known.most_noise, repeats=known.repeats
         )
-        # Nothing but tests of symmetries is left of the survey.
-        survey = None if survey is None else survey._replace(is_over=False, is_spreading=False, n_exploring=0)
-        survey = None if survey is None else survey._replace(lines=survey.lines[:0], ends=survey.ends[:0])
-        on = state._replace(path=path, survey=survey, is_over=False, n_path=0, bounds=(), climb=None)
-        return on._replace(starts=state.starts[:0], is_postponed=False, is_climbed_hill=True)
+        if survey is not None:
+            survey = survey._replace(lines=survey.lines[:0], ends=survey.ends[:0], across=survey.across[:0])
+            survey = survey._replace(is_over=False, is_spreading=False, n_exploring=0)
+        on = state._replace(path=path, survey=survey, climb=None, starts=state.starts[:0], n_path=0, bounds=())
+        return on._replace(is_over=False, is_postponed=False, is_climbed_hill=True)
 
     def exploring(self, state: SearchState) -> SearchState | None:
         """The search that looks once more for other modes, with all that is known now.
@@ -536,7 +534,13 @@ class Search:
         """
         rule, none = self.rules.survey, np.empty((0, family.dim))
         is_young = len(state.path.store.past) < rule.unprobed
-        if state.is_climbed_hill or state.survey is None or not state.modes or is_young or self._path(state).is_exploring(state.path):
+        if (
+            state.is_climbed_hill
+            or state.survey is None
+            or not state.modes
+            or is_young
+            or self._path(state).is_exploring(state.path)
+        ):
             return none
         best, _ = self._own_best(family, state)
         return line(best, self._nearest(state, best).mean, rule.on_probe)[1:]
