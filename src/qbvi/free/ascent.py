@@ -45,6 +45,7 @@ class Ascents(NamedTuple):
     inverse: Floats  # (k, d, d) inverse of minus the Hessian
     length: Floats  # (k,) of the steps, relative to the quasi-Newton step
     moved: Floats  # (k, d) the last steps
+    idle: NDArray[np.int64]  # (k,) last steps in a row that gained next to nothing
     is_sloped: bool  # whether the slopes at z are known
     n_steps: int
     is_over: bool
@@ -55,15 +56,23 @@ class Ascents(NamedTuple):
     def begin(cls, z: Floats, y: Floats, group: NDArray[np.int64], goal: float) -> Ascents:
         """Climbs from points (k, d) with log joints (k,)."""
         k, d = z.shape
-        none, ones, still = np.empty((k, 0)), np.ones(k), np.zeros((k, d))
-        return cls(z, y, none, np.empty((k, 0, 0)), ones, still, False, 0, k == 0, group, goal)
+        none, ones, still, zero = np.empty((k, 0)), np.ones(k), np.zeros((k, d)), np.zeros(k, dtype=np.int64)
+        return cls(z, y, none, np.empty((k, 0, 0)), ones, still, zero, False, 0, k == 0, group, goal)
 
     def without(self, is_known: NDArray[np.bool_]) -> Ascents:
         """The climbs without those (k,) that arrived at a known hill."""
         rest = np.flatnonzero(~is_known)
-        parts = (getattr(self, name)[rest] for name in ("z", "y", "slope", "inverse", "length", "moved"))
-        kept = self._replace(**dict(zip(("z", "y", "slope", "inverse", "length", "moved"), parts, strict=True)))
-        return kept._replace(group=self.group[rest], is_over=self.is_over or not len(rest))
+        kept = self._replace(
+            z=self.z[rest],
+            y=self.y[rest],
+            slope=self.slope[rest],
+            inverse=self.inverse[rest],
+            length=self.length[rest],
+            moved=self.moved[rest],
+            idle=self.idle[rest],
+            group=self.group[rest],
+        )
+        return kept._replace(is_over=self.is_over or not len(rest))
 
     @property
     def log_mass(self) -> Floats:
@@ -126,28 +135,19 @@ class Ascents(NamedTuple):
         gain = np.maximum(rise[k, best], 0.0)
         moved = np.where(gain > 0, np.array(rule.along)[best], 0.0)[:, None] * steps
         # Without a rise, the step was too long by far.
-        length = np.where(gain > 0, 1.0, self.length * rule.shorter)
-        y = self.y + gain
-        kept = np.sort(np.concatenate([_better_half(y, self.group == one) for one in np.unique(self.group)]))
-        is_short = (gain <= 0) & (length > rule.shortest)
-        # Several steps like the last one must lead to a hill that matters.
-        kept = kept[((y + rule.steps * gain >= self.goal) | is_short)[kept]]
-        is_moving = (gain >= rule.least_gain) | is_short
-        is_final = len(kept) == len(np.unique(self.group[kept]))
-        is_over = is_final and (n_steps >= rule.most_steps or not is_moving[kept].any())
-        return Ascents(
-            z=(self.z + moved)[kept],
-            y=y[kept],
-            slope=self.slope[kept],
-            inverse=self.inverse[kept],
-            length=length[kept],
-            moved=moved[kept],
-            is_sloped=bool(len(kept)) and not gain[kept].any(),
-            n_steps=n_steps,
-            is_over=is_over,
-            group=self.group[kept],
-            goal=self.goal,
+        length, idle = (
+            np.where(gain > 0, 1.0, rule.shorter * self.length),
+            np.where(gain < rule.least_gain, self.idle + 1, 0),
         )
+        y, group, is_moving = self.y + gain, self.group, idle < rule.idle
+        # Several steps like the last one must lead to a hill that matters.
+        is_hopeful = (y + rule.steps * gain >= self.goal) | (is_moving & (gain <= 0))
+        is_kept = is_hopeful & np.isin(k, np.concatenate([_better_half(y, group == one) for one in np.unique(group)]))
+        is_final = np.count_nonzero(is_kept) == len(np.unique(group[is_kept]))
+        is_over = is_final and (n_steps >= rule.most_steps or not is_moving[is_kept].any())
+        is_still = bool(is_kept.any()) and not gain[is_kept].any()
+        state = self._replace(z=self.z + moved, y=y, length=length, moved=moved, idle=idle)
+        return state._replace(is_sloped=is_still, n_steps=n_steps, is_over=is_over).without(~is_kept)
 
 
 def _better_half(y: Floats, is_in: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -643,7 +643,8 @@ class Free(Algorithm):
         if state.current is not None and gap < self._tolerance(state):
             state, gap = self._settled(family, state, Confirmed(state.current, check, bound, se), gap)
         elif self._is_open(state):
-            state = self._looking(state, self.rules.needles.share)
+            rule = self.rules.needles
+            state = self._looking(state, round(rule.scanned * rule.share * len(state.y)), is_wide=True)
         bound = bound if shown.n_finite else math.nan
         # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
         h = shown.h if state.current is not None else np.empty(0)
@@ -655,8 +656,8 @@ class Free(Algorithm):
         if (search := self._searching(family, state)) is not None:
             settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
             return state._replace(search=search, current=None, checks=(), best=None, settled=settled), math.inf
-        if self._is_free(state):
-            return self._looking(state, self.rules.needles.last_share), math.inf
+        if n := self._last_points(state):
+            return self._looking(state, n, is_wide=False), math.inf
         return state, gap
 
     def _advanced(
@@ -738,37 +739,43 @@ class Free(Algorithm):
         is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
         return is_due and self._doubt(state.current) > rule.open
 
-    def _is_free(self, state: FreeState) -> bool:
-        """Whether a posterior that has settled leaves a coordinate as free as the prior.
+    def _last_points(self, state: FreeState) -> int:
+        """Points to spread in a last look of a fit that has settled; zero if there is none.
 
-        There may be a needle along it. A Gaussian has shown that the log joint is quadratic.
+        There may be a needle along a coordinate that is as free as in the prior, if the log joint
+        is not known to be quadratic: then the Gaussian would be the result.
         """
         rule, current = self.rules.needles, state.current
         if current is None or self.prior is None or not self._may_look(state):
-            return False
+            return 0
         several, member = len(current.base.weights) > 1, current.density.unpack(current.member)
         covs = current.base.covs if several else member.cov[None]
-        sd = np.sqrt(np.diagonal(covs, axis1=1, axis2=2))  # of a mode, not of all together
-        is_free = bool(np.any(sd > rule.free * np.asarray(self.prior.scale)))
-        is_due = len(state.y) > (1 + rule.last_share) * state.looks.n_evals
-        return is_free and is_due and current.gaussian > self.rules.rounds.gaussian
+        # Of a mode, not of all together.
+        ratio = np.max(np.sqrt(np.diagonal(covs, axis1=1, axis2=2)), axis=0) / np.asarray(self.prior.scale)
+        is_late = len(state.y) <= (1 + rule.last_share) * state.looks.n_evals
+        if is_late or not np.any(ratio > rule.free) or current.gaussian < self.rules.rounds.gaussian:
+            return 0
+        shift = np.abs(member.mean - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
+        is_untold = np.maximum(shift, np.abs(ratio - 1)) < rule.as_prior
+        return max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * int(is_untold.sum()))
 
     def _may_look(self, state: FreeState) -> bool:
         """Whether needles can be found: climbs would follow noise, and steps of whole numbers."""
         is_told = state.search.is_sample or not state.search.modes
         return not (self.prior is None or self.cells or self.needs_structure or state.search.path.noise or is_told)
 
-    def _looking(self, state: FreeState, share: float) -> FreeState:
-        """The state that looks for needles next, with such a share of the evaluations so far."""
+    def _looking(self, state: FreeState, n: int, *, is_wide: bool) -> FreeState:
+        """The state that looks for needles next: it spreads n points, and then climbs.
+
+        If it is not wide, what is known in the posterior is as good as known everywhere.
+        """
         assert state.current is not None
         assert self.prior is not None
         rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
-        n = share * len(state.y)
-        member, scanned = current.density.unpack(current.member), round(rule.scanned * n)
-        n_climbs = max(rule.fewest, int((n - scanned) / (3 * d + 2 * len(rule.along))))
-        sd, rng = np.sqrt(np.diag(member.cov)), np.random.default_rng(len(state.y))
-        now = Needles(spread(current.draws, sd, self.prior, scanned, rng), None, n_climbs)
-        return state._replace(looks=state.looks._replace(now=now))
+        n_climbs = max(rule.fewest, int(n * (1 / rule.scanned - 1) / (3 * d + 2 * len(rule.along))))
+        sd = np.sqrt(np.diag(current.density.unpack(current.member).cov))
+        points = spread(current.draws, sd, self.prior, n, np.random.default_rng(len(state.y)), is_wide=is_wide)
+        return state._replace(looks=state.looks._replace(now=Needles(points, None, n_climbs)))
 
     def _looked(self, family: Any, state: FreeState, now: Needles, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         """Make one iteration of a look for needles."""
@@ -779,12 +786,22 @@ class Free(Algorithm):
             starts = tuple(np.asarray(prior.loc) + np.asarray(prior.scale) * begun.z)
             now, looks = now._replace(climbs=begun), looks._replace(starts=(*looks.starts, *starts))
         else:
-            now = now.climbed(y, looks.hills, prior, self.rules.needles)
+            now = now.climbed(y, self.rules.needles)
+            now = now.without(self._is_explained(state, *now.at(prior)), looks.hills, prior, self.rules.needles)
         state = state._replace(looks=looks._replace(now=now))
         state = self._ended_look(family, state, now.ends(prior)) if now.is_over else state
         gap = math.inf if state.current is None or not now.is_over else self._gap(state)
         bound = math.nan if state.best is None else state.best.bound
         return state, Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
+
+    def _is_explained(self, state: FreeState, theta: Floats, y: Floats) -> NDArray[np.bool_]:
+        """Whether a surrogate that is nearly exact expects the values y (k,) at points (k, d)."""
+        assert state.current is not None
+        if not self._is_near_the_end(state):
+            return np.zeros(len(y), dtype=bool)
+        surface = state.current.density.surface(state.current.member)
+        least = self.rules.needles.least_surprise(math.sqrt(surface.unexplained))
+        return np.abs(surface.excess(theta, y)) < self.rules.needles.expected * least
 
     def _climbs(self, state: FreeState, theta: Floats, y: Floats) -> Ascents:
         """Climbs from points of the surrogate, or from new ones (m, d)."""
@@ -792,12 +809,16 @@ class Free(Algorithm):
         assert self.prior is not None
         current, (theta, y) = state.current, (theta[np.isfinite(y)], y[np.isfinite(y)])
         surface, member = current.density.surface(current.member), current.density.unpack(current.member)
-        old = surface.points.theta, surface.points.y, surface.surprise
+        rule, old = self.rules.needles, (surface.points.theta, surface.points.y, surface.surprise)
         at = [np.concatenate(pair) for pair in zip(old, (theta, y, surface.excess(theta, y)), strict=True)]
         known: list[Mode | Hill] = [*state.search.modes, *state.looks.hills, Hill(member.mean, member.cov, 0.0)]
         near = self.rules.survey.apart**2 * theta.shape[1]
         is_inside = np.any([part.square(at[0]) < near for part in known], axis=0)
-        return climbs((at[0], at[1], at[2]), is_inside, state.looks, self.prior, self.rules.needles)
+        if self._is_near_the_end(state):  # a needle that an amplitude points away from makes values lower
+            surprise = np.abs(at[2]) / rule.least_surprise(math.sqrt(surface.unexplained))
+        else:
+            surprise = at[2] / rule.surprising
+        return climbs((at[0], at[1], surprise), is_inside, state.looks, self.prior, rule)
 
     def _ended_look(self, family: Any, state: FreeState, hills: tuple[Hill, ...]) -> FreeState:
         """The search that goes on from the hill of a look, or the rounds if it does not matter."""

@@ -60,14 +60,23 @@ class Needles(NamedTuple):
             return self.points
         return np.asarray(np.asarray(prior.loc) + np.asarray(prior.scale) * self.climbs.ask(rule))
 
-    def climbed(self, y: Floats, hills: tuple[Hill, ...], prior: PriorScale, rule: NeedleRule) -> Needles:
-        """The look that knows the values (n,) of the last points; climbs to known hills end."""
+    def climbed(self, y: Floats, rule: NeedleRule) -> Needles:
+        """The look that knows the values (n,) of the last points."""
         assert self.climbs is not None
-        climbs = self.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule)
-        at, is_known = np.asarray(prior.loc) + np.asarray(prior.scale) * climbs.z, np.zeros(len(climbs.y), dtype=bool)
-        for hill in hills:
-            is_known |= hill.square(at) < rule.known**2
-        return self._replace(climbs=climbs.without(is_known))
+        return self._replace(climbs=self.climbs.tell(np.where(np.isnan(y), -np.inf, y), rule))
+
+    def at(self, prior: PriorScale) -> tuple[Floats, Floats]:
+        """Where the climbs are (k, d), and the log joints there (k,)."""
+        assert self.climbs is not None
+        return np.asarray(prior.loc) + np.asarray(prior.scale) * self.climbs.z, self.climbs.y
+
+    def without(
+        self, is_known: NDArray[np.bool_], hills: tuple[Hill, ...], prior: PriorScale, rule: NeedleRule
+    ) -> Needles:
+        """The look without climbs (k,) that are known, or have arrived at a hill that is."""
+        assert self.climbs is not None
+        near = [hill.square(self.at(prior)[0]) < rule.known**2 for hill in hills]
+        return self._replace(climbs=self.climbs.without(np.any([is_known, *near], axis=0)))
 
     def ends(self, prior: PriorScale) -> tuple[Hill, ...]:
         """The hills at which the last climbs have ended, the one with most mass first."""
@@ -87,27 +96,28 @@ class Looks(NamedTuple):
     hills: tuple[Hill, ...] = ()  # ... and where they ended
 
 
-def spread(draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.Generator) -> Floats:
+def spread(draws: Floats, sd: Floats, prior: PriorScale, n: int, rng: np.random.Generator, *, is_wide: bool) -> Floats:
     """Points (n, d): each is a draw from the posterior, with some coordinates from the prior.
 
     A coordinate that is free in the posterior, with a standard deviation ``sd`` (d,) near that of
-    the prior, is free at a needle too. Others may have another value there, but nobody knows which
-    or how many: so each point has its own share of coordinates that are from the prior.
+    the prior, is free at a needle too. If the look ``is_wide``, others may have another value
+    there, but nobody knows which or how many: so each point has its own share of them from the
+    prior.
     """
     d, scale = draws.shape[1], np.asarray(prior.scale)
     fresh = np.asarray(prior.loc) + scale * Sobol().normal(drawn_generator(rng), n + n % 2, d)[:n]
-    share = np.maximum(rng.random((n, 1)), np.minimum(sd / scale, 1.0))
+    share = np.maximum(is_wide * rng.random((n, 1)), np.minimum(sd / scale, 1.0))
     return np.where(rng.random((n, d)) < share, fresh, draws[rng.integers(len(draws), size=n)])
 
 
 def climbs(
     at: tuple[Floats, Floats, Floats], is_inside: NDArray[np.bool_], looks: Looks, prior: PriorScale, rule: NeedleRule
 ) -> Ascents:
-    """Climbs from the best points (n, d), with log joints (n,), that exceed what others predict.
+    """Climbs from the best points (n, d), with log joints (n,), that others do not predict.
 
-    The third part of ``at`` is by how much they do: (n,). Points inside of a known mode compete
-    with each other, as do those outside. The former are higher, but a needle that is far from all
-    modes shows among the latter only.
+    The third part of ``at`` is how surprising they are: above one (n,). Points inside of a known
+    mode compete with each other, as do those outside. The former are higher, but a needle that is
+    far from all modes shows among the latter only.
     """
     assert looks.now is not None
     theta, y, surprise = at
@@ -122,7 +132,7 @@ def climbs(
 
 
 def outstanding(z: Floats, y: Floats, surprise: Floats, n: int, rule: NeedleRule) -> NDArray[np.int64]:
-    """Rows of the n best points z (N, d), apart, that exceed what others predict by ``surprise``.
+    """Rows of the n best points z (N, d), apart, with a ``surprise`` (N,) above one.
 
     Examples
     --------
@@ -135,6 +145,6 @@ def outstanding(z: Floats, y: Floats, surprise: Floats, n: int, rule: NeedleRule
     for i in np.argsort(-y, kind="stable"):
         if len(rows) == n or not np.isfinite(y[i]):
             break
-        if surprise[i] > rule.surprising and np.all(np.linalg.norm(z[rows] - z[i], axis=1) > near):
+        if surprise[i] > 1 and np.all(np.linalg.norm(z[rows] - z[i], axis=1) > near):
             rows.append(int(i))
     return np.array(rows, dtype=np.int64)
