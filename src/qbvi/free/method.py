@@ -752,12 +752,13 @@ class Free(Algorithm):
         covs = current.base.covs if several else member.cov[None]
         # Of a mode, not of all together.
         ratio = np.max(np.sqrt(np.diagonal(covs, axis1=1, axis2=2)), axis=0) / np.asarray(self.prior.scale)
-        is_late = len(state.y) <= (1 + rule.last_share) * state.looks.n_evals
-        if is_late or not np.any(ratio > rule.free) or current.gaussian < self.rules.rounds.gaussian:
-            return 0
         shift = np.abs(member.mean - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
-        is_untold = np.maximum(shift, np.abs(ratio - 1)) < rule.as_prior
-        return max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * int(is_untold.sum()))
+        n_untold = int(np.count_nonzero(np.maximum(shift, np.abs(ratio - 1)) < rule.as_prior))
+        is_late = len(state.y) <= (1 + rule.last_share) * state.looks.n_evals
+        is_quadratic = current.gaussian < self.rules.rounds.gaussian and not n_untold
+        if is_late or is_quadratic or not np.any(ratio > rule.free):
+            return 0
+        return max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * n_untold)
 
     def _may_look(self, state: FreeState) -> bool:
         """Whether needles can be found: climbs would follow noise, and steps of whole numbers."""
@@ -800,7 +801,7 @@ class Free(Algorithm):
         if not self._is_near_the_end(state):
             return np.zeros(len(y), dtype=bool)
         surface = state.current.density.surface(state.current.member)
-        least = self.rules.needles.least_surprise(math.sqrt(surface.unexplained))
+        least = self.rules.needles.least_surprise(surface.usual_error)
         return np.abs(surface.excess(theta, y)) < self.rules.needles.expected * least
 
     def _climbs(self, state: FreeState, theta: Floats, y: Floats) -> Ascents:
@@ -815,7 +816,7 @@ class Free(Algorithm):
         near = self.rules.survey.apart**2 * theta.shape[1]
         is_inside = np.any([part.square(at[0]) < near for part in known], axis=0)
         if self._is_near_the_end(state):  # a needle that an amplitude points away from makes values lower
-            surprise = np.abs(at[2]) / rule.least_surprise(math.sqrt(surface.unexplained))
+            surprise = np.abs(at[2]) / rule.least_surprise(surface.usual_error)
         else:
             surprise = at[2] / rule.surprising
         return climbs((at[0], at[1], surprise), is_inside, state.looks, self.prior, rule)

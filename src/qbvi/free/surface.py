@@ -251,6 +251,11 @@ class Surface:
         return float(np.mean(self.surprise[self._is_near] ** 2))
 
     @property
+    def usual_error(self) -> float:
+        """Median error with which points of high density are predicted from all others."""
+        return float(np.median(np.abs(self.surprise[self._is_near])))
+
+    @property
     def n_near(self) -> int:
         """Number of points whose density is high enough to count as it is."""
         return int(np.count_nonzero(self._is_near))
