@@ -36,7 +36,7 @@ from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
-from qbvi.free.needles import Hill, Looks, Needles, climbs, spread
+from qbvi.free.needles import Hill, Looks, Needles, climbs, outstanding, spread
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
@@ -410,7 +410,8 @@ class Free(Algorithm):
         settled = state.settled
         if search.is_over and settled is not None and settled.holds(search):
             state = settled.restored(state)._replace(settled=None)
-            return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(self._gap(state)))
+            state, gap = self._with_last_look(state, self._gap(state))
+            return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(gap))
         if search.is_over:
             state = self._begun(family, state)
         elif self._is_walled(family, state):
@@ -656,9 +657,12 @@ class Free(Algorithm):
         if (search := self._searching(family, state)) is not None:
             settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
             return state._replace(search=search, current=None, checks=(), best=None, settled=settled), math.inf
-        if n := self._last_points(state):
-            return self._looking(state, n, is_wide=False), math.inf
-        return state, gap
+        return self._with_last_look(state, gap)
+
+    def _with_last_look(self, state: FreeState, gap: float) -> tuple[FreeState, float]:
+        """The settled state that looks for needles before it ends, if it should, and the gap."""
+        n = self._last_points(state)
+        return (self._looking(state, n, is_wide=False), math.inf) if n else (state, gap)
 
     def _advanced(
         self, family: Any, state: FreeState, newest: tuple[Floats, Floats], bound: float, *, is_lost: bool
@@ -783,6 +787,12 @@ class Free(Algorithm):
         looks, prior = state.looks, self.prior
         assert prior is not None
         if now.climbs is None:
+            n = now.n_before + len(theta)
+            theta, y = state.theta[-n:], state.y[-n:]
+            mirrored = self._mirrored(state, theta, y) if not now.n_before else theta[:0]
+            if len(mirrored):
+                now = now._replace(points=mirrored, n_before=n)
+                return state._replace(looks=looks._replace(now=now)), _silent(state)
             begun = self._climbs(state, theta, y)
             starts = tuple(np.asarray(prior.loc) + np.asarray(prior.scale) * begun.z)
             now, looks = now._replace(climbs=begun), looks._replace(starts=(*looks.starts, *starts))
@@ -792,8 +802,38 @@ class Free(Algorithm):
         state = state._replace(looks=looks._replace(now=now))
         state = self._ended_look(family, state, now.ends(prior)) if now.is_over else state
         gap = math.inf if state.current is None or not now.is_over else self._gap(state)
-        bound = math.nan if state.best is None else state.best.bound
-        return state, Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
+        return state, _silent(state, gap)
+
+    def _mirrored(self, state: FreeState, theta: Floats, y: Floats) -> Floats:
+        """Images (k, d) of points that are lower than others predict; some of these are new (m, d).
+
+        They are the points on the other side of the posterior in all coordinates but free ones: if
+        an amplitude has the wrong sign near a needle, it has the right one there.
+        """
+        if not self._is_near_the_end(state):
+            return theta[:0]
+        assert state.current is not None
+        assert state.looks.now is not None
+        assert self.prior is not None
+        rule, scale = self.rules.needles, np.asarray(self.prior.scale)
+        member = state.current.density.unpack(state.current.member)
+        u, heights, surprise = self._surprising(state, theta, y)
+        is_free = np.sqrt(np.diag(member.cov)) > rule.free * scale
+        rows = outstanding(u / scale, heights, -surprise, state.looks.now.n_climbs, rule)
+        return np.where(is_free, u[rows], 2 * member.mean - u[rows])
+
+    def _surprising(self, state: FreeState, theta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """Points of the surrogate and new ones (m, d), their log joints, and their surprises.
+
+        A surprise is relative to what counts as one.
+        """
+        assert state.current is not None
+        rule, current, is_finite = self.rules.needles, state.current, np.isfinite(y)
+        theta, y = theta[is_finite], y[is_finite]
+        surface = current.density.surface(current.member)
+        surprise = np.concatenate([surface.surprise, surface.excess(theta, y)])
+        least = rule.least_surprise(surface.usual_error) if self._is_near_the_end(state) else rule.surprising
+        return np.concatenate([surface.points.theta, theta]), np.concatenate([surface.points.y, y]), surprise / least
 
     def _is_explained(self, state: FreeState, theta: Floats, y: Floats) -> NDArray[np.bool_]:
         """Whether a surrogate that is nearly exact expects the values y (k,) at points (k, d)."""
@@ -808,18 +848,12 @@ class Free(Algorithm):
         """Climbs from points of the surrogate, or from new ones (m, d)."""
         assert state.current is not None
         assert self.prior is not None
-        current, (theta, y) = state.current, (theta[np.isfinite(y)], y[np.isfinite(y)])
-        surface, member = current.density.surface(current.member), current.density.unpack(current.member)
-        rule, old = self.rules.needles, (surface.points.theta, surface.points.y, surface.surprise)
-        at = [np.concatenate(pair) for pair in zip(old, (theta, y, surface.excess(theta, y)), strict=True)]
+        member = state.current.density.unpack(state.current.member)
+        u, heights, surprise = self._surprising(state, theta, y)
         known: list[Mode | Hill] = [*state.search.modes, *state.looks.hills, Hill(member.mean, member.cov, 0.0)]
         near = self.rules.survey.apart**2 * theta.shape[1]
-        is_inside = np.any([part.square(at[0]) < near for part in known], axis=0)
-        if self._is_near_the_end(state):  # a needle that an amplitude points away from makes values lower
-            surprise = np.abs(at[2]) / rule.least_surprise(surface.usual_error)
-        else:
-            surprise = at[2] / rule.surprising
-        return climbs((at[0], at[1], surprise), is_inside, state.looks, self.prior, rule)
+        is_inside = np.any([part.square(u) < near for part in known], axis=0)
+        return climbs((u, heights, surprise), is_inside, state.looks, self.prior, self.rules.needles)
 
     def _ended_look(self, family: Any, state: FreeState, hills: tuple[Hill, ...]) -> FreeState:
         """The search that goes on from the hill of a look, or the rounds if it does not matter."""
@@ -1185,6 +1219,12 @@ class Free(Algorithm):
         before = state.current.density.surface(state.current.member)(pool.u).low
         # Both integrals are over the same draws, so that most of their error cancels.
         return max(pool.divergence(before), abs(pool.log_z - pool.log_integral(before)))
+
+
+def _silent(state: FreeState, gap: float = math.inf) -> Info:
+    """What an iteration reports that says nothing of the posterior."""
+    bound = math.nan if state.best is None else state.best.bound
+    return Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
 
 
 def _names_of_changes(symmetries: Sequence[Symmetry]) -> Iterator[str]:

@@ -48,6 +48,7 @@ class Needles(NamedTuple):
     points: Floats  # (m, d) that are spread; they are known when ...
     climbs: Ascents | None  # ... the climbs have begun
     n_climbs: int  # how many begin
+    n_before: int = 0  # points that were spread, if the points are mirror images of some
 
     @property
     def is_over(self) -> bool:
