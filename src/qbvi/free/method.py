@@ -661,8 +661,10 @@ class Free(Algorithm):
 
     def _with_last_look(self, state: FreeState, gap: float) -> tuple[FreeState, float]:
         """The settled state that looks for needles before it ends, if it should, and the gap."""
-        n = self._last_points(state)
-        return (self._looking(state, n, is_wide=False), math.inf) if n else (state, gap)
+        n, is_fine = self._last_points(state)
+        if not n:
+            return state, gap
+        return self._looking(state, n, is_wide=False, is_fine=is_fine), math.inf
 
     def _advanced(
         self, family: Any, state: FreeState, newest: tuple[Floats, Floats], bound: float, *, is_lost: bool
@@ -743,15 +745,17 @@ class Free(Algorithm):
         is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
         return is_due and self._doubt(state.current) > rule.open
 
-    def _last_points(self, state: FreeState) -> int:
-        """Points to spread in a last look of a fit that has settled; zero if there is none.
+    def _last_points(self, state: FreeState) -> tuple[int, bool]:
+        """Points to spread in a last look of a fit that has settled, and whether it is fine.
+
+        Without such a look there are none. It is fine if the data say nothing of a coordinate.
 
         There may be a needle along a coordinate that is as free as in the prior, if the log joint
         is not known to be quadratic: then the Gaussian would be the result.
         """
         rule, current = self.rules.needles, state.current
         if current is None or self.prior is None or not self._may_look(state):
-            return 0
+            return 0, False
         several, member = len(current.base.weights) > 1, current.density.unpack(current.member)
         covs = current.base.covs if several else member.cov[None]
         # Of a mode, not of all together.
@@ -761,18 +765,20 @@ class Free(Algorithm):
         is_late = len(state.y) <= (1 + rule.last_share) * state.looks.n_evals
         is_quadratic = current.gaussian < self.rules.rounds.gaussian and not n_untold
         if is_late or is_quadratic or not np.any(ratio > rule.free):
-            return 0
-        return max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * n_untold)
+            return 0, False
+        n = max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * n_untold)
+        return n, n_untold > 0
 
     def _may_look(self, state: FreeState) -> bool:
         """Whether needles can be found: climbs would follow noise, and steps of whole numbers."""
         is_told = state.search.is_sample or not state.search.modes
         return not (self.prior is None or self.cells or self.needs_structure or state.search.path.noise or is_told)
 
-    def _looking(self, state: FreeState, n: int, *, is_wide: bool) -> FreeState:
+    def _looking(self, state: FreeState, n: int, *, is_wide: bool, is_fine: bool = False) -> FreeState:
         """The state that looks for needles next: it spreads n points, and then climbs.
 
-        If it is not wide, what is known in the posterior is as good as known everywhere.
+        If it is not wide, what is known in the posterior is as good as known everywhere. If it is
+        fine, small surprises count.
         """
         assert state.current is not None
         assert self.prior is not None
@@ -780,7 +786,7 @@ class Free(Algorithm):
         n_climbs = max(rule.fewest, int(n * (1 / rule.scanned - 1) / (3 * d + 2 * len(rule.along))))
         sd = np.sqrt(np.diag(current.density.unpack(current.member).cov))
         points = spread(current.draws, sd, self.prior, n, np.random.default_rng(len(state.y)), is_wide=is_wide)
-        return state._replace(looks=state.looks._replace(now=Needles(points, None, n_climbs)))
+        return state._replace(looks=state.looks._replace(now=Needles(points, None, n_climbs, is_fine)))
 
     def _looked(self, family: Any, state: FreeState, now: Needles, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
         """Make one iteration of a look for needles."""
@@ -789,7 +795,7 @@ class Free(Algorithm):
         if now.climbs is None:
             n = now.n_before + len(theta)
             theta, y = state.theta[-n:], state.y[-n:]
-            mirrored = self._mirrored(state, theta, y) if not now.n_before else theta[:0]
+            mirrored = self._mirrored(state, theta, y) if now.is_fine and not now.n_before else theta[:0]
             if len(mirrored):
                 now = now._replace(points=mirrored, n_before=n)
                 return state._replace(looks=looks._replace(now=now)), _silent(state)
@@ -810,8 +816,6 @@ class Free(Algorithm):
         They are the points on the other side of the posterior in all coordinates but free ones: if
         an amplitude has the wrong sign near a needle, it has the right one there.
         """
-        if not self._is_near_the_end(state):
-            return theta[:0]
         assert state.current is not None
         assert state.looks.now is not None
         assert self.prior is not None
@@ -832,8 +836,12 @@ class Free(Algorithm):
         theta, y = theta[is_finite], y[is_finite]
         surface = current.density.surface(current.member)
         surprise = np.concatenate([surface.surprise, surface.excess(theta, y)])
-        least = rule.least_surprise(surface.usual_error) if self._is_near_the_end(state) else rule.surprising
-        return np.concatenate([surface.points.theta, theta]), np.concatenate([surface.points.y, y]), surprise / least
+        is_fine = state.looks.now is not None and state.looks.now.is_fine
+        least = rule.least_surprise(surface.usual_error) if is_fine else rule.surprising
+        u, heights = np.concatenate([surface.points.theta, theta]), np.concatenate([surface.points.y, y])
+        # What a surrogate that is nearly exact does not know are tails, which have no mass.
+        is_tail = self._is_near_the_end(state) & (heights < heights.max() - self.rules.survey.worth)
+        return u, heights, np.where(is_tail, 0.0, surprise / least)
 
     def _is_explained(self, state: FreeState, theta: Floats, y: Floats) -> NDArray[np.bool_]:
         """Whether a surrogate that is nearly exact expects the values y (k,) at points (k, d)."""

@@ -48,7 +48,8 @@ class Needles(NamedTuple):
     points: Floats  # (m, d) that are spread; they are known when ...
     climbs: Ascents | None  # ... the climbs have begun
     n_climbs: int  # how many begin
-    n_before: int = 0  # points that were spread, if the points are mirror images of some
+    is_fine: bool = False  # whether small surprises count, and mirror images of some points come first ...
+    n_before: int = 0  # ... and how many points were spread before these
 
     @property
     def is_over(self) -> bool:
