@@ -741,7 +741,7 @@ class Free(Algorithm):
         rule, d = self.rules.needles, state.theta.shape[1]
         if state.current is None or not self._may_look(state):
             return False
-        is_due = len(state.y) > rule.again * max(state.n_began, state.looks.n_evals)
+        is_due = len(state.y) > max(rule.late * state.n_began, rule.again * state.looks.n_evals)
         is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
         return is_due and self._doubt(state.current) > rule.open
 

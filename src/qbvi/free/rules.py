@@ -284,9 +284,11 @@ class SurveyRule:
 class NeedleRule:
     """When needles are looked for, with how many evaluations, and how they are climbed."""
 
-    # A surrogate that may miss so many nats, after the points have grown by this factor since the
-    # last look, is a reason to look: rounds of a posterior that they can describe settle sooner.
+    # A surrogate that may miss so many nats is a reason to look, when the points are so many times
+    # those with which the rounds began: rounds that can describe a posterior settle sooner. Another
+    # look follows when the points have grown by this factor.
     open: float = 1.0
+    late: float = 2.0
     again: float = 1.25
     share: float = 0.25  # evaluations of a look, relative to those before, if rounds do not settle ...
     # A posterior that has settled is looked at once, with this share, if a coordinate is as free as
