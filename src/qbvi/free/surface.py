@@ -241,6 +241,8 @@ class Surface:
 
     def excess(self, u: Floats, y: Floats) -> Floats:
         """How much log densities y (m,) at other points u (m, d) exceed the prediction: (m,)."""
+        if not len(u):
+            return np.empty(0)
         w, log_jacobian = self.warp.straight(u)
         expected = self._fallback(w) + self.process(self._whitened(w)).mean
         return np.asarray(self._squash(y - log_jacobian) - expected)
