@@ -9,8 +9,10 @@ from scipy.special import logsumexp
 
 import qbvi
 from qbvi.free.ascent import Ascents
+from qbvi.free.base import Base
 from qbvi.free.needles import Hill, Looks, Needles, climbs, spread
-from qbvi.free.rules import NeedleRule
+from qbvi.free.rules import Caution, NeedleRule, ShapeSearch
+from qbvi.free.surface import Points, Surface
 from qbvi.regression.look import PriorScale
 
 RULE = NeedleRule()
@@ -85,3 +87,11 @@ def test_a_quadratic_log_joint_has_no_look_unless_the_data_say_nothing_of_a_coor
 
     # Half of the prior's standard deviation, and all of it.
     assert evaluations(1e6) >= evaluations(0.57) + RULE.fewest_spread
+
+
+def test_a_surrogate_exceeds_nothing_at_no_points(rng):
+    """A look may have no points left: all climbs have ended, or the function has failed at all."""
+    theta = rng.standard_normal((30, 2))
+    points = Points(theta, -0.5 * np.sum(theta**2, axis=1), np.zeros(30), theta[:0])
+    surface = Surface.searched(points, Base.one(np.zeros(2), np.eye(2)), None, Caution(), ShapeSearch())
+    assert surface.excess(theta[:0], theta[:0, 0]).shape == (0,)
