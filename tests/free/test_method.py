@@ -220,13 +220,14 @@ def two_bananas(x):
 def test_long_rounds_are_followed_by_another_look_for_modes():
     fit = qbvi.fit(two_bananas, qbvi.Normal(0, 3, shape=4), seed=2)
     stages = np.asarray(fit.evaluations.stage)
-    began, ended = (
-        int(rows[-1]) + 1 for rows in (np.flatnonzero(stages[:-30] == "search"), np.flatnonzero(stages == "step"))
-    )
+    # The rounds end, another look for modes follows, and at last one for needles: b is free, as a^2 is.
+    rows = np.flatnonzero(stages == "step")
+    ended, began = int(rows[-1]) + 1, int(np.flatnonzero(stages[: rows[-1]] == "search")[-1]) + 1
     assert ended > 2 * began
     # Six points, three lines of three to the mode from the best of them, a climb of seven, a line from its end.
     assert fit.converged
-    assert 6 <= len(stages) - ended <= 6 + 9 + 7 + 3
+    # A look for needles is a fifth of the evaluations at most where there are none.
+    assert 6 <= len(stages) - ended <= 6 + 9 + 7 + 3 + ended / 5
     assert abs(fit.evidence + 2 * 2.2598) < 3 * fit.evidence_se < 0.1  # by quadrature
 
 

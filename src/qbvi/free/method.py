@@ -31,11 +31,13 @@ from qbvi.diagnostics import failures_depend_on_place
 from qbvi.ending import Stop, StopKind
 from qbvi.families.base import Family
 from qbvi.families.gaussian import Gaussian
+from qbvi.free.ascent import Ascents
 from qbvi.free.base import Base
 from qbvi.free.cells import Cells
 from qbvi.free.check import Check, Shown, joined
 from qbvi.free.density import FreeDensity, Member
 from qbvi.free.fold import Copies
+from qbvi.free.needles import Hill, Looks, Needles, climbs, outstanding, spread
 from qbvi.free.pool import Pool, integrated, most_informative, near_gaussian_moments
 from qbvi.free.proposal import Proposal
 from qbvi.free.roles import exchanged_roles
@@ -133,6 +135,13 @@ class Settled(NamedTuple):
         return state._replace(current=self.best.current, checks=self.checks, best=self.best, q=self.q)
 
 
+class Paused(NamedTuple):
+    """Rounds that go on if a path to another mode finds none."""
+
+    current: Current
+    n_modes: int  # that the search knew
+
+
 class FreeState(NamedTuple):
     """The state of the search for Gaussians, all points, and the state of the rounds."""
 
@@ -149,6 +158,8 @@ class FreeState(NamedTuple):
     n_lost: int = 0  # consecutive rounds whose surrogate was not believed
     n_began: int = 0  # points when the rounds began
     settled: Settled | None = None  # the posterior with which the search went on, if it did
+    looks: Looks = Looks()  # for needles
+    paused: Paused | None = None  # the rounds, while a path leads from a hill that a look has found
 
 
 @dataclass(frozen=True)
@@ -267,7 +278,8 @@ class Free(Algorithm):
 
     def is_exploring(self, state: FreeState) -> bool:
         """Whether the next points are those of a survey, or of a look at the prior."""
-        return state.current is None and self._search.is_exploring(state.search)
+        is_searching = state.current is None and self._search.is_exploring(state.search)
+        return is_searching or state.looks.now is not None
 
     def fresh_draws(self, n_evals: int) -> int:
         """As the first part, if the fit ends before the rounds begin."""
@@ -358,6 +370,8 @@ class Free(Algorithm):
 
     def ask(self, family: Any, state: FreeState, rng: np.random.Generator) -> Array:
         """Points of the first part, or draws that check the posterior and points that extend it."""
+        if state.looks.now is not None and self.prior is not None:
+            return state.looks.now.ask(self.prior, self.rules.needles)
         if state.current is None:
             return self._search.ask(family, state.search, rng)
         n = len(state.current.exploring.points)
@@ -374,8 +388,16 @@ class Free(Algorithm):
             y=np.concatenate([state.y, y]),
             noise=np.concatenate([state.noise, np.asarray(values.noise_sd) ** 2]),
         )
+        if state.looks.now is not None:
+            return self._looked(family, state, state.looks.now, np.asarray(theta), y)
         if state.current is not None:
             return self._round(family, state, np.asarray(theta), y)
+        return self._searched(family, eta, state, theta, values)
+
+    def _searched(
+        self, family: Any, eta: Array, state: FreeState, theta: Array, values: Values
+    ) -> tuple[FreeState, Info]:
+        """Make one iteration of the search for Gaussians, and begin rounds if it is over."""
         search, info = self._search.tell(family, eta, state.search, theta, values)
         # Lines and climbs would follow the noise, or leave no evaluations for the posterior itself.
         if self._is_noisy(search):
@@ -389,12 +411,23 @@ class Free(Algorithm):
         settled = state.settled
         if search.is_over and settled is not None and settled.holds(search):
             state = settled.restored(state)._replace(settled=None)
-            return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(self._gap(state)))
+            state, gap = self._with_last_look(state, self._gap(state))
+            return state, info._replace(bound=np.float64(settled.best.bound), gap=np.float64(gap))
         if search.is_over:
-            state = self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(search))
+            state = self._begun(family, state)
         elif self._is_walled(family, state):
             state = self._renewed(family, state._replace(n_began=len(state.y)), self._spread(state))
         return state, info._replace(gap=np.float64(math.inf))
+
+    def _begun(self, family: Any, state: FreeState) -> FreeState:
+        """The first round with the modes of the search, or the next one if there is no new mode."""
+        paused, search = state.paused, state.search
+        if paused is not None and len(search.modes) <= paused.n_modes:
+            state = state._replace(current=paused.current, paused=None)
+            return self._renewed(family, state, paused.current.base)
+        if paused is not None:
+            state = state._replace(best=None, checks=(), paused=None)
+        return self._renewed(family, state._replace(n_began=len(state.y)), self._search.base(search))
 
     def _is_first_alone(self, state: FreeState) -> bool:
         """Whether the first method is all there is, as long as no structure is found."""
@@ -610,16 +643,29 @@ class Free(Algorithm):
         state = self._advanced(family, state, (theta, y), bound - se, is_lost=is_lost)
         gap = self._gap(state)
         if state.current is not None and gap < self._tolerance(state):
-            best = Confirmed(state.current, check, bound, se)
-            state = state._replace(best=best)
-            if (search := self._searching(family, state)) is not None:
-                settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
-                state = state._replace(search=search, current=None, checks=(), best=None, settled=settled)
-                gap = math.inf
+            state, gap = self._settled(family, state, Confirmed(state.current, check, bound, se), gap)
+        elif self._is_open(state):
+            rule = self.rules.needles
+            state = self._looking(state, round(rule.scanned * rule.share * len(state.y)), is_wide=True)
         bound = bound if shown.n_finite else math.nan
         # If the search goes on, these draws are not from the Gaussian that is the result meanwhile.
         h = shown.h if state.current is not None else np.empty(0)
         return state, Info(np.float64(bound), h, np.float64(gap), math.nan, 1.0, True, False)
+
+    def _settled(self, family: Any, state: FreeState, best: Confirmed, gap: float) -> tuple[FreeState, float]:
+        """The state that looks for other modes once more, and the gap: if it does not, it ends."""
+        state = state._replace(best=best)
+        if (search := self._searching(family, state)) is not None:
+            settled = Settled(best, state.checks, state.q, len(search.modes), search.symmetries)
+            return state._replace(search=search, current=None, checks=(), best=None, settled=settled), math.inf
+        return self._with_last_look(state, gap)
+
+    def _with_last_look(self, state: FreeState, gap: float) -> tuple[FreeState, float]:
+        """The settled state that looks for needles before it ends, if it should, and the gap."""
+        n, is_fine = self._last_points(state)
+        if not n:
+            return state, gap
+        return self._looking(state, n, is_wide=False, is_fine=is_fine), math.inf
 
     def _advanced(
         self, family: Any, state: FreeState, newest: tuple[Floats, Floats], bound: float, *, is_lost: bool
@@ -690,6 +736,144 @@ class Free(Algorithm):
             if search is not None:
                 return search
         return None
+
+    def _is_open(self, state: FreeState) -> bool:
+        """Whether the rounds do not come near an end, so that needles may be what they miss."""
+        rule, d = self.rules.needles, state.theta.shape[1]
+        if state.current is None or not self._may_look(state):
+            return False
+        is_due = len(state.y) > max(rule.late * state.n_began, rule.again * state.looks.n_evals)
+        is_due &= rule.share * len(state.y) > 2 * rule.fewest * (d + len(rule.along))
+        return is_due and self._doubt(state.current) > rule.open
+
+    def _last_points(self, state: FreeState) -> tuple[int, bool]:
+        """Points to spread in a last look of a fit that has settled, and whether it is fine.
+
+        Without such a look there are none. It is fine if the data say nothing of a coordinate.
+
+        There may be a needle along a coordinate that is as free as in the prior, if the log joint
+        is not known to be quadratic: then the Gaussian would be the result.
+        """
+        rule, current = self.rules.needles, state.current
+        if current is None or self.prior is None or not self._may_look(state):
+            return 0, False
+        several, member = len(current.base.weights) > 1, current.density.unpack(current.member)
+        covs = current.base.covs if several else member.cov[None]
+        # Of a mode, not of all together.
+        ratio = np.max(np.sqrt(np.diagonal(covs, axis1=1, axis2=2)), axis=0) / np.asarray(self.prior.scale)
+        shift = np.abs(member.mean - np.asarray(self.prior.loc)) / np.asarray(self.prior.scale)
+        n_untold = int(np.count_nonzero(np.maximum(shift, np.abs(ratio - 1)) < rule.as_prior))
+        is_late = len(state.y) <= (1 + rule.last_share) * state.looks.n_evals
+        is_quadratic = current.gaussian < self.rules.rounds.gaussian and not n_untold
+        if is_late or is_quadratic or not np.any(ratio > rule.free):
+            return 0, False
+        n = max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * n_untold)
+        return n, n_untold > 0
+
+    def _may_look(self, state: FreeState) -> bool:
+        """Whether needles can be found: climbs would follow noise, and steps of whole numbers."""
+        is_told = state.search.is_sample or not state.search.modes
+        return not (self.prior is None or self.cells or self.needs_structure or state.search.path.noise or is_told)
+
+    def _looking(self, state: FreeState, n: int, *, is_wide: bool, is_fine: bool = False) -> FreeState:
+        """The state that looks for needles next: it spreads n points, and then climbs.
+
+        If it is not wide, what is known in the posterior is as good as known everywhere. If it is
+        fine, small surprises count.
+        """
+        assert state.current is not None
+        assert self.prior is not None
+        rule, current, d = self.rules.needles, state.current, state.theta.shape[1]
+        n_climbs = max(rule.fewest, int(n * (1 / rule.scanned - 1) / (3 * d + 2 * len(rule.along))))
+        sd = np.sqrt(np.diag(current.density.unpack(current.member).cov))
+        points = spread(current.draws, sd, self.prior, n, np.random.default_rng(len(state.y)), is_wide=is_wide)
+        return state._replace(looks=state.looks._replace(now=Needles(points, None, n_climbs, is_fine)))
+
+    def _looked(self, family: Any, state: FreeState, now: Needles, theta: Floats, y: Floats) -> tuple[FreeState, Info]:
+        """Make one iteration of a look for needles."""
+        looks, prior = state.looks, self.prior
+        assert prior is not None
+        if now.climbs is None:
+            n = now.n_before + len(theta)
+            theta, y = state.theta[-n:], state.y[-n:]
+            mirrored = self._mirrored(state, theta, y) if now.is_fine and not now.n_before else theta[:0]
+            if len(mirrored):
+                now = now._replace(points=mirrored, n_before=n)
+                return state._replace(looks=looks._replace(now=now)), _silent(state)
+            begun = self._climbs(state, theta, y)
+            starts = tuple(np.asarray(prior.loc) + np.asarray(prior.scale) * begun.z)
+            now, looks = now._replace(climbs=begun), looks._replace(starts=(*looks.starts, *starts))
+        else:
+            now = now.climbed(y, self.rules.needles)
+            now = now.without(self._is_explained(state, *now.at(prior)), looks.hills, prior, self.rules.needles)
+        state = state._replace(looks=looks._replace(now=now))
+        state = self._ended_look(family, state, now.ends(prior)) if now.is_over else state
+        gap = math.inf if state.current is None or not now.is_over else self._gap(state)
+        return state, _silent(state, gap)
+
+    def _mirrored(self, state: FreeState, theta: Floats, y: Floats) -> Floats:
+        """Images (k, d) of points that are lower than others predict; some of these are new (m, d).
+
+        They are the points on the other side of the posterior in all coordinates but free ones: if
+        an amplitude has the wrong sign near a needle, it has the right one there.
+        """
+        assert state.current is not None
+        assert state.looks.now is not None
+        assert self.prior is not None
+        rule, scale = self.rules.needles, np.asarray(self.prior.scale)
+        member = state.current.density.unpack(state.current.member)
+        u, heights, surprise = self._surprising(state, theta, y)
+        is_free = np.sqrt(np.diag(member.cov)) > rule.free * scale
+        rows = outstanding(u / scale, heights, -surprise, state.looks.now.n_climbs, rule)
+        return np.where(is_free, u[rows], 2 * member.mean - u[rows])
+
+    def _surprising(self, state: FreeState, theta: Floats, y: Floats) -> tuple[Floats, Floats, Floats]:
+        """Points of the surrogate and new ones (m, d), their log joints, and their surprises.
+
+        A surprise is relative to what counts as one.
+        """
+        assert state.current is not None
+        rule, current, is_finite = self.rules.needles, state.current, np.isfinite(y)
+        theta, y = theta[is_finite], y[is_finite]
+        surface = current.density.surface(current.member)
+        surprise = np.concatenate([surface.surprise, surface.excess(theta, y)])
+        is_fine = state.looks.now is not None and state.looks.now.is_fine
+        least = rule.least_surprise(surface.usual_error) if is_fine else rule.surprising
+        u, heights = np.concatenate([surface.points.theta, theta]), np.concatenate([surface.points.y, y])
+        # What a surrogate that is nearly exact does not know are tails, which have no mass.
+        is_tail = self._is_near_the_end(state) & (heights < heights.max() - self.rules.survey.worth)
+        return u, heights, np.where(is_tail, 0.0, surprise / least)
+
+    def _is_explained(self, state: FreeState, theta: Floats, y: Floats) -> NDArray[np.bool_]:
+        """Whether a surrogate that is nearly exact expects the values y (k,) at points (k, d)."""
+        assert state.current is not None
+        if not self._is_near_the_end(state):
+            return np.zeros(len(y), dtype=bool)
+        surface = state.current.density.surface(state.current.member)
+        least = self.rules.needles.least_surprise(surface.usual_error)
+        return np.abs(surface.excess(theta, y)) < self.rules.needles.expected * least
+
+    def _climbs(self, state: FreeState, theta: Floats, y: Floats) -> Ascents:
+        """Climbs from points of the surrogate, or from new ones (m, d)."""
+        assert state.current is not None
+        assert self.prior is not None
+        member = state.current.density.unpack(state.current.member)
+        u, heights, surprise = self._surprising(state, theta, y)
+        known: list[Mode | Hill] = [*state.search.modes, *state.looks.hills, Hill(member.mean, member.cov, 0.0)]
+        near = self.rules.survey.apart**2 * theta.shape[1]
+        is_inside = np.any([part.square(u) < near for part in known], axis=0)
+        return climbs((u, heights, surprise), is_inside, state.looks, self.prior, self.rules.needles)
+
+    def _ended_look(self, family: Any, state: FreeState, hills: tuple[Hill, ...]) -> FreeState:
+        """The search that goes on from the hill of a look, or the rounds if it does not matter."""
+        looks, modes = state.looks, state.search.modes
+        state = state._replace(looks=Looks(None, len(state.y), looks.starts, (*looks.hills, *hills)))
+        least = max(mode.bound for mode in modes) + self.rules.survey.valley
+        if state.current is None or not hills or hills[0].log_mass < least or self._search.is_full(state.search):
+            return state
+        search = self._search.from_hill(family, state.search, hills[0].mean, hills[0].cov)
+        paused = Paused(state.current, len(modes))
+        return state._replace(search=search, q=np.asarray(search.path.q), paused=paused, current=None)
 
     def _compared(self, state: FreeState, newest: Confirmed) -> FreeState:
         """The state that knows the best round, and how many were no better than those before.
@@ -1082,6 +1266,12 @@ class Free(Algorithm):
         before = state.current.density.surface(state.current.member)(pool.u).low
         # Both integrals are over the same draws, so that most of their error cancels.
         return max(pool.divergence(before), abs(pool.log_z - pool.log_integral(before)))
+
+
+def _silent(state: FreeState, gap: float = math.inf) -> Info:
+    """What an iteration reports that says nothing of the posterior."""
+    bound = math.nan if state.best is None else state.best.bound
+    return Info(np.float64(bound), np.empty(0), np.float64(gap), math.nan, 0.0, True, True)
 
 
 def _names_of_changes(symmetries: Sequence[Symmetry]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Caution", "FreeRules", "Integration", "Rounds", "ShapeSearch", "SurveyRule", "WarpSearch"]
+__all__ = ["Caution", "FreeRules", "Integration", "NeedleRule", "Rounds", "ShapeSearch", "SurveyRule", "WarpSearch"]
 
 Floats = NDArray[np.float64]
 
@@ -281,6 +281,54 @@ class SurveyRule:
 
 
 @dataclass(frozen=True)
+class NeedleRule:
+    """When needles are looked for, with how many evaluations, and how they are climbed."""
+
+    # A surrogate that may miss so many nats is a reason to look, when the points are so many times
+    # those with which the rounds began: rounds that can describe a posterior settle sooner. Another
+    # look follows when the points have grown by this factor.
+    open: float = 1.0
+    late: float = 2.0
+    again: float = 1.25
+    share: float = 0.25  # evaluations of a look, relative to those before, if rounds do not settle ...
+    # A posterior that has settled is looked at once, with this share, if a coordinate is as free as
+    # in the prior, that is, has this part of its standard deviation: there is nothing on most.
+    last_share: float = 0.15
+    free: float = 0.5
+    # The data say nothing of a coordinate whose mean and standard deviation are those of the prior,
+    # to this part of the latter: a needle would be why it is in the model. For each of them at
+    # least so many points are spread, also if the fit has settled at once.
+    as_prior: float = 0.2
+    fewest_spread: int = 30
+    scanned: float = 0.6  # ... of which so many are spread, and the others climb
+    fewest: int = 2  # climbs at least
+    surprising: float = 1.0  # nats above what other points predict from which a point may be on a hill
+    # Where the surrogate is nearly exact, so many of its errors are enough. The value need not be
+    # above: the log joint falls towards a needle if an amplitude has the wrong sign.
+    unusual: float = 5.0
+    smallest: float = 0.2  # nats, which is a few times the tolerance ...
+    expected: float = 0.25  # ... and part of the surprise below which a climb is back where it is known
+    apart: float = 0.1  # least distance of two starts: prior deviations for each root of d
+    # Differences that show the curvature first, in standard deviations of the prior: a needle of
+    # this width fills a thousandth of the prior. Further ones, relative to the hill found so far.
+    first: float = 0.003
+    difference: float = 0.01
+    along: tuple[float, ...] = (0.2, 1.0, 3.0)  # parts of a step that are tried
+    longest: float = 1.0  # standard deviations of the prior that a step may have
+    shorter: float = 0.1  # factor of the next step after one without a rise
+    least_gain: float = 0.5  # nats that a step should gain: a climb ends after so many ...
+    idle: int = 2  # ... in a row that do not, since one may only have taught its curvature
+    most_steps: int = 25
+    steps: float = 5.0  # steps like the last one that must lead a climb to the best value so far
+    known: float = 2.0  # standard deviations from the end of an earlier climb where another one ends
+    cliff: float = 10.0  # nats by which the log joint counts as lower where it is not finite
+
+    def least_surprise(self, error: float) -> float:
+        """Nats of surprise from which a climb begins, given the usual error of the surrogate."""
+        return min(max(self.unusual * error, self.smallest), self.surprising)
+
+
+@dataclass(frozen=True)
 class WarpSearch:
     """The search for coordinates given which the others are Gaussian (`qbvi.free.warp`)."""
 
@@ -320,3 +368,4 @@ class FreeRules:
     rounds: Rounds = field(default_factory=Rounds)
     survey: SurveyRule = field(default_factory=SurveyRule)
     warp: WarpSearch = field(default_factory=WarpSearch)
+    needles: NeedleRule = field(default_factory=NeedleRule)

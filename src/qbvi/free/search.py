@@ -107,6 +107,7 @@ class SearchState(NamedTuple):
     is_postponed: bool = False  # whether other modes are looked for when the rounds have settled
     is_sample: bool = False  # whether earlier points were a sample of the posterior
     is_thorough: bool = False  # whether the path goes on until its bound is nearly its best
+    is_climbed_hill: bool = False  # whether a climb has shown that the present path is on a hill
 
 
 @dataclass(frozen=True)
@@ -327,6 +328,21 @@ class Search:
         """Whether there are so many modes that the search does not go on."""
         return len(self.worthy(state)) >= self.rules.survey.most_modes * len(self.group(state))
 
+    def from_hill(self, family: Any, state: SearchState, mean: Floats, cov: Floats) -> SearchState:
+        """The search that goes on from a hill (mean and covariance), which a climb has shown.
+
+        Of the survey, only tests of symmetries follow.
+        """
+        survey, known = state.survey, state.path
+        path = self.method.init(family, family.from_moments(mean, cov))._replace(
+            shrink=known.shrink, noise=known.noise, most_noise=known.most_noise, repeats=known.repeats
+        )
+        if survey is not None:
+            survey = survey._replace(lines=survey.lines[:0], ends=survey.ends[:0], across=survey.across[:0])
+            survey = survey._replace(is_over=False, is_spreading=False, n_exploring=0)
+        on = state._replace(path=path, survey=survey, climb=None, starts=state.starts[:0], n_path=0, bounds=())
+        return on._replace(is_over=False, is_postponed=False, is_climbed_hill=True)
+
     def exploring(self, state: SearchState) -> SearchState | None:
         """The search that looks once more for other modes, with all that is known now.
 
@@ -530,7 +546,13 @@ class Search:
         """
         rule, none = self.rules.survey, np.empty((0, family.dim))
         is_young = len(state.path.store.past) < rule.unprobed
-        if state.survey is None or not state.modes or is_young or self._path(state).is_exploring(state.path):
+        if (
+            state.is_climbed_hill
+            or state.survey is None
+            or not state.modes
+            or is_young
+            or self._path(state).is_exploring(state.path)
+        ):
             return none
         best, _ = self._own_best(family, state)
         return line(best, self._nearest(state, best).mean, rule.on_probe)[1:]
@@ -643,6 +665,8 @@ class Search:
     def _next(self, family: Any, state: SearchState) -> SearchState:
         """Start from the next point on another hill, or choose lines to a new mode, or end."""
         survey, rule = state.survey, self.rules.survey
+        if state.is_climbed_hill:
+            return self._arrived(state)
         if survey is None or state.is_postponed or self.is_full(state) or state.n_further >= rule.most_paths:
             return state._replace(is_over=True)
         is_aimed = state.n_aimed == len(state.modes)
@@ -661,6 +685,8 @@ class Search:
     def _aimed(self, family: Any, state: SearchState) -> SearchState:
         """Choose points on other hills, or lines to the modes; the search is over without them."""
         assert state.survey is not None
+        if state.is_climbed_hill:
+            return self._arrived(state)
         if not state.survey.n_spread or state.survey.is_due:  # there are points to evaluate first
             return state
         modes, theta, rule = state.modes, state.survey.theta, self.rules.survey
@@ -677,6 +703,17 @@ class Search:
         predicted = np.stack([mode.top - 0.5 * mode.square(theta) for mode in modes])
         survey = survey.aimed(means, tops, predicted, self._spreading(state))
         return state._replace(survey=survey, n_aimed=len(modes), is_over=survey.is_over)
+
+    def _arrived(self, state: SearchState) -> SearchState:
+        """The end of a path from a hill that a climb has shown, when its symmetries are tested.
+
+        Such a look is better at finding further modes than lines to this one.
+        """
+        survey = state.survey
+        if survey is not None and len(survey.across):
+            return state
+        survey = None if survey is None else survey._replace(is_over=True)
+        return state._replace(survey=survey, is_over=True, is_climbed_hill=False)
 
     def _spreading(self, state: SearchState) -> SurveyRule:
         """The rules of the survey: for each rival of the best mode, points are spread once more."""

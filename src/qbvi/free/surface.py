@@ -282,9 +282,27 @@ class Surface:
         return np.asarray(self._fallback(self._w) + np.maximum(possible, self._data.t))
 
     @property
+    def surprise(self) -> Floats:
+        """How much each point exceeds what all others predict (n,)."""
+        return np.asarray(self._data.t - self.process.from_others()[0])
+
+    def excess(self, u: Floats, y: Floats) -> Floats:
+        """How much log densities y (m,) at other points u (m, d) exceed the prediction: (m,)."""
+        if not len(u):
+            return np.empty(0)
+        w, log_jacobian = self.warp.straight(u)
+        expected = self._fallback(w) + self.process(self._whitened(w)).mean
+        return np.asarray(self._squash(y - log_jacobian) - expected)
+
+    @property
     def unexplained(self) -> float:
         """Mean squared error with which points of high density are predicted from all others."""
-        return float(np.mean((self._data.t - self.process.from_others()[0])[self._is_near] ** 2))
+        return float(np.mean(self.surprise[self._is_near] ** 2))
+
+    @property
+    def usual_error(self) -> float:
+        """Median error with which points of high density are predicted from all others."""
+        return float(np.median(np.abs(self.surprise[self._is_near])))
 
     @property
     def n_near(self) -> int:

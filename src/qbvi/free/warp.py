@@ -335,7 +335,8 @@ def _functions(s: Floats, rates: Floats, scale: Floats) -> Floats:
         exponential = np.exp(np.clip(-rate * unit * u, -_OVERFLOW, _OVERFLOW))
         functions = [np.ones(len(s)), u, u**2] if rate == 0 else [np.ones(len(s)), exponential, exponential**2]
         of_one = np.stack(functions[: _count(rate)], axis=1)
-        products = (products[:, :, None] * of_one[:, None, :]).reshape(len(s), -1)
+        k = products.shape[1] * of_one.shape[1]
+        products = (products[:, :, None] * of_one[:, None, :]).reshape(len(s), k)
     return products
 
 
