@@ -291,7 +291,7 @@ class Surface:
         if not len(u):
             return np.empty(0)
         w, log_jacobian = self.warp.straight(u)
-        expected = self._fallback(w) + self.process(self._whitened(w)).mean
+        expected = self._fallback(w) + self.process(self._local(w)).mean
         return np.asarray(self._squash(y - log_jacobian) - expected)
 
     @property
