@@ -9,7 +9,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-__all__ = ["Base"]
+__all__ = ["Base", "squares"]
 
 Floats = NDArray[np.float64]
 
@@ -104,3 +104,9 @@ class Base(NamedTuple):
             constant = math.log(max(weight, 1e-300)) - 0.5 * d * math.log(2 * math.pi)
             parts[k] = constant - np.log(np.diagonal(factor)).sum() - 0.5 * np.sum(z**2, axis=0)
         return parts
+
+
+def squares(theta: Floats, mean: Floats, cov: Floats) -> Floats:
+    """Squared distances of points (n, d) from a mean, in standard deviations: (n,)."""
+    apart = theta - mean
+    return np.asarray(np.sum(apart * np.linalg.solve(cov, apart.T).T, axis=1))

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.free.ascent import Ascents
+from qbvi.free.base import squares
 from qbvi.free.rules import NeedleRule
 from qbvi.random import Sobol, drawn_generator
 from qbvi.regression.look import PriorScale
@@ -38,8 +39,7 @@ class Hill(NamedTuple):
 
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
-        apart = theta - self.mean
-        return np.asarray(np.sum(apart * np.linalg.solve(self.cov, apart.T).T, axis=1))
+        return squares(theta, self.mean, self.cov)
 
 
 class Needles(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qbvi.arrays import Array
-from qbvi.free.base import Base
+from qbvi.free.base import Base, squares
 from qbvi.free.cells import NONE, Cells
 from qbvi.free.climb import Climb
 from qbvi.free.explore import promising
@@ -62,8 +62,7 @@ class Mode(NamedTuple):
 
     def square(self, theta: Floats) -> Floats:
         """Squared distances of points (n, d), in standard deviations: (n,)."""
-        apart = theta - self.mean
-        return np.asarray(np.sum(apart * np.linalg.solve(self.cov, apart.T).T, axis=1))
+        return squares(theta, self.mean, self.cov)
 
 
 class Trial(NamedTuple):
@@ -588,8 +587,8 @@ class Search:
         point is near q, its last step was too long, and all points of the path count.
         """
         store, usual = state.path.store, Weighting().usual_square(family.dim)
-        squares = np.min([mode.square(store.theta) for mode in state.modes], axis=0)
-        is_own = squares > self.rules.survey.apart**2 * family.dim
+        to_modes = np.min([mode.square(store.theta) for mode in state.modes], axis=0)
+        is_own = to_modes > self.rules.survey.apart**2 * family.dim
         is_near = np.sum(np.asarray(family.whiten(state.path.q, store.theta)) ** 2, axis=1) < usual
         chosen = next((part for part in (is_own & is_near, is_near, is_own) if part.any()), ~is_own)
         row = int(np.argmax(np.where(chosen, store.y, -np.inf)))
