@@ -273,14 +273,18 @@ def test_a_small_box_of_possible_values(seed):
 
 @pytest.mark.soak
 def test_the_structure_of_a_funnel_is_chosen_again():
-    """With few points the log scale seems quadratic; held for ever, that took two thousand evaluations."""
+    """With few points the log scale seems quadratic; held for ever, that took two thousand evaluations.
+
+    One fit of ten does not settle with this budget, and which one depends on rounding.
+    """
 
     def funnel(p):
         return -0.5 * np.sum(p["x"] ** 2) * np.exp(-p["v"]) - 4.5 * p["v"] - 4.5 * np.log(2 * np.pi)
 
-    fit = qbvi.fit(funnel, {"v": qbvi.Normal(0, 3), "x": qbvi.Flat(shape=9)}, seed=1, max_evals=1000)
-    assert fit.converged
-    assert abs(fit.evidence) < 0.1
+    prior = {"v": qbvi.Normal(0, 3), "x": qbvi.Flat(shape=9)}
+    fits = [qbvi.fit(funnel, prior, seed=seed, max_evals=1000) for seed in (1, 2, 3)]
+    assert sum(fit.converged for fit in fits) >= 2
+    assert all(abs(fit.evidence) < 0.1 for fit in fits)
 
 
 def test_one_dimension():
