@@ -683,7 +683,9 @@ class Free(Algorithm):
         is_quadratic = current.gaussian < self.rules.rounds.gaussian and not n_untold
         if is_late or is_quadratic or not np.any(ratio > rule.free):
             return 0, False
-        n = max(round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * n_untold)
+        n = max(
+            round(rule.scanned * rule.last_share * len(state.y)), rule.fewest_spread * min(n_untold, rule.most_places)
+        )
         return n, n_untold > 0
 
     def _may_look(self, state: FreeState) -> bool:

@@ -300,6 +300,9 @@ class NeedleRule:
     # least so many points are spread, also if the fit has settled at once.
     as_prior: float = 0.2
     fewest_spread: int = 30
+    # All of them take part in each point. So more are needed only for the place of one signal, of
+    # which so many coordinates count: effects that the data say little of have no needles.
+    most_places: int = 2
     scanned: float = 0.6  # ... of which so many are spread, and the others climb
     fewest: int = 2  # climbs at least
     surprising: float = 1.0  # nats above what other points predict from which a point may be on a hill
